@@ -52,6 +52,7 @@ __all__ = [
     "flatten",
     "heap_bytes",
     "in_flight",
+    "is_schedule",
     "kept_by_others",
     "means",
     "memory_ids",
@@ -59,7 +60,6 @@ __all__ = [
     "owned_tensors",
     "parameters_in_use",
     "partition",
-    "partition_table",
     "process_memory",
     "read_program",
     "reference_program",
@@ -734,22 +734,6 @@ class LaunchInfo:
     variables as torchrun), or `single`. `job_id` is the same text on all ranks, and another one for
     another job.
     """
-    def __eq__(self, value: object, /) -> bool: ...
-    def __ne__(self, value: object, /) -> bool: ...
-    def __new__(
-        cls,
-        /,
-        *,
-        launcher: str,
-        rank: SupportsIndex,
-        world_size: SupportsIndex,
-        local_rank: SupportsIndex,
-        local_size: SupportsIndex,
-        rendezvous_host: str | None,
-        rendezvous_port: SupportsIndex | None,
-        single_host: bool,
-        job_id: str,
-    ) -> LaunchInfo: ...
     @staticmethod
     def detect(environ: Any) -> LaunchInfo:
         """
@@ -2132,6 +2116,11 @@ def in_flight(schedule: str, *, ranks: SupportsIndex, microbatches: SupportsInde
     Raises `ConfigError` for a schedule that cannot be run.
     """
 
+def is_schedule(text: str) -> bool:
+    """
+    Whether a text is the name of a schedule, or a program itself, and not the path of one.
+    """
+
 def kept_by_others(aliases: list[Any], count_uses: Any, own: SupportsIndex) -> list[int]:
     """
     Of a list of tensors, to which nothing else refers, those whose memory something else refers to: their numbers.
@@ -2172,11 +2161,6 @@ def parameters_in_use(parameters: list[Any], /) -> list[Any]:
 def partition(request_json: str) -> str:
     """
     Divides a model over the stages of a pipeline: a request as JSON in, a decision as JSON out.
-    """
-
-def partition_table(decision_json: str) -> str:
-    """
-    A decision, as `partition` returns it, as a table for people.
     """
 
 def process_memory() -> tuple[int, int, int] | None:

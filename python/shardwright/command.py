@@ -16,13 +16,9 @@ from shardwright.communication import ucx_packages
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Run the command with the given arguments, by default those of this process.
 
-    Args:
-        arguments: Those of the command line; those of this process if None.
-
-    Returns:
-        The exit status: 0 for success, 1 for a finding, 2 for a misuse.
+    Returns the exit status: 0 for success, 1 for a finding, 2 for a misuse.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     status, output, complaint = _core.command(given, json.dumps(_facts()), ucx_packages())

@@ -12,11 +12,7 @@ from shardwright import _core
 def comm_options(
     cfg: _core.Config, environ: Mapping[str, str], local_size: int, *, one_host: bool
 ) -> _core.CommOptions:
-    """What the configuration and the environment say, for the core, with so many ranks on this host, or all of them.
-
-    Raises:
-        ConfigError: Names a variable of the environment, its value, and what is allowed.
-    """
+    """What the configuration and the environment say, for the core, with some or all of the ranks on this host."""
     return _core.CommOptions(cfg, environ, local_size, ucx_packages(), one_host=one_host)
 
 

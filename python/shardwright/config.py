@@ -16,24 +16,15 @@ from shardwright.safe_repr import safe_repr
 #: Holds a JSON object of keys that override those of the script.
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 
-#: What is a schedule's name, or a program itself, and no path.
-_SCHEDULES = ("interleaved", "simple", "looped", "zero_bubble", "auto")
-_PROGRAM_HEADER = "shardwright program "
 #: More than any order of this many ranks and microbatches takes.
 _MAX_PROGRAM_BYTES = 64 << 20
 _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
 def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> _core.Config:
-    """The effective configuration from a script's keys and its environment.
+    """The effective configuration, checked, from a script's mapping, its keyword arguments, and its environment.
 
-    Args:
-        config: Keys and values, or None.
-        keys: More of them; a key must not have another value here.
-        environ: The environment, whose `SM_HP_MP_PARAMETERS` overrides both, key by key.
-
-    Returns:
-        All keys, checked.
+    `SM_HP_MP_PARAMETERS` in the environment overrides the others, key by key; these must not contradict each other.
 
     Raises:
         ConfigError: Names the key, its value, and what is allowed.
@@ -51,11 +42,7 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
 def check_world(
     cfg: _core.Config, world: int, config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
 ) -> None:
-    """Raise if the configuration does not fit the world size; further arguments as for `load_config`.
-
-    Raises:
-        ConfigError: Says so in the words of the keys that were given.
-    """
+    """Raise, in the words of the keys that were given, if the configuration does not fit the world size."""
     try:
         cfg.check_world(world)
     except ConfigError as error:
@@ -98,7 +85,7 @@ def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: 
 def _read_program(given: dict[str, Any]) -> str | None:
     """Replace the path of a program with its text, which all ranks compare; return the path."""
     path = given.get("pipeline")
-    if not isinstance(path, str) or path in _SCHEDULES or path.startswith(_PROGRAM_HEADER):
+    if not isinstance(path, str) or _core.is_schedule(path):
         return None
     try:
         text = _text_of(Path(path))

@@ -73,41 +73,31 @@ def _read_ordered(value: collections.OrderedDict[Any, Any]) -> dict[Any, Any]:
 
 
 def _write_ordered(value: collections.OrderedDict[Any, Any], before: dict[Any, Any]) -> None:
-    if not are_unchanged(_flat(_read_ordered(value)), _flat(before)):
-        collections.OrderedDict.clear(value)
-        for key, item in before.items():
-            collections.OrderedDict.__setitem__(value, key, item)
-
-
-def _write_list(value: list[Any], before: list[Any]) -> None:
-    if not are_unchanged(list(list.__iter__(value)), before):
-        list.__setitem__(value, slice(None), before)
-
-
-def _write_deque(value: collections.deque[Any], before: list[Any]) -> None:
-    if not are_unchanged(list(collections.deque.__iter__(value)), before):
-        collections.deque.clear(value)
-        collections.deque.extend(value, before)
+    collections.OrderedDict.clear(value)
+    for key, item in before.items():
+        collections.OrderedDict.__setitem__(value, key, item)
 
 
 def _by_number(items: list[Any]) -> list[Any]:
     return sorted(items, key=id)
 
 
-def _write_set(value: set[Any], before: list[Any]) -> None:
-    if not are_unchanged(_by_number(list(set.__iter__(value))), _by_number(before)):
-        set.clear(value)
-        set.update(value, before)
-
-
-def _write_bytes(value: bytearray, before: bytes) -> None:
-    if value != before:
-        bytearray.__setitem__(value, slice(None), before)
+def _set_all(kind: Any) -> Callable[[Any, Any], None]:
+    return lambda value, before: kind.__setitem__(value, slice(None), before)
 
 
 def _write_array(value: array.array[Any], before: bytes) -> None:
-    if value.tobytes() != before:
-        array.array.__setitem__(value, slice(None), array.array(value.typecode, before))
+    array.array.__setitem__(value, slice(None), array.array(value.typecode, before))
+
+
+def _write_set(value: set[Any], before: list[Any]) -> None:
+    set.clear(value)
+    set.update(value, before)
+
+
+def _write_deque(value: collections.deque[Any], before: list[Any]) -> None:
+    collections.deque.clear(value)
+    collections.deque.extend(value, before)
 
 
 def _read_file(value: Any) -> Any:
@@ -120,14 +110,16 @@ def _write_file(value: Any, before: tuple[Any, ...]) -> None:
 
 
 _CONTAINERS: dict[type, Kind] = {
-    list: Kind(lambda value: list(list.__iter__(value)), list, _write_list, size=list.__len__),
+    list: Kind(lambda value: list(list.__iter__(value)), list, _set_all(list), size=list.__len__),
     collections.OrderedDict: Kind(_read_ordered, _flat, _write_ordered, size=dict.__len__),
     dict: Kind(lambda value: dict(dict.items(value)), _flat, restore_dict, size=dict.__len__),
     set: Kind(lambda value: list(set.__iter__(value)), _by_number, _write_set, size=set.__len__),
     collections.deque: Kind(
         lambda value: list(collections.deque.__iter__(value)), list, _write_deque, size=collections.deque.__len__
     ),
-    bytearray: Kind(bytes, lambda state: [state], _write_bytes, size=lambda value: bytearray.__len__(value) >> 8),
+    bytearray: Kind(
+        bytes, lambda state: [state], _set_all(bytearray), size=lambda value: bytearray.__len__(value) >> 8
+    ),
     array.array: Kind(
         array.array.tobytes, lambda state: [state], _write_array, size=lambda v: len(v) * v.itemsize >> 8
     ),
@@ -219,10 +211,6 @@ def _attributes_kind(kind: type) -> Kind | None:
     return Kind(read, _flat, write, has_names=True)
 
 
-def _local_kind() -> Kind:
-    return Kind(lambda v: dict(v.__dict__), _flat, lambda v, old: restore_dict(v.__dict__, old), has_names=True)
-
-
 def _both(first: Kind, second: Kind) -> Kind:
     def write(value: Any, before: Any) -> None:
         assert first.write is not None
@@ -242,7 +230,7 @@ def _kind_of(kind: type) -> Kind | None:
     if issubclass(kind, _NO_STATE):
         return None
     if issubclass(kind, threading.local):
-        return _local_kind()
+        return Kind(lambda v: dict(v.__dict__), _flat, lambda v, old: restore_dict(v.__dict__, old), has_names=True)
     for base, own in _CONTAINERS.items():
         if issubclass(kind, base):
             attributes = None if kind.__module__ in FOREIGN else _attributes_kind(kind)
@@ -354,12 +342,7 @@ def cells_of(values: Iterable[Any]) -> tuple[list[Cell], list[torch.Tensor]]:
 def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = ()) -> bool:
     """Restore snapshots; iterators that have advanced are replaced with copies in their holders.
 
-    Args:
-        cells: The values.
-        holders: Attributes that may hold iterators themselves.
-
-    Returns:
-        Whether there are copies.
+    `holders` are attributes that may hold iterators themselves. Returns whether there are copies.
     """
     cells = list(cells)
     copies: dict[int, Any] = {}
@@ -368,7 +351,9 @@ def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = ())
             copies[id(cell.value)] = read_iterator(cell.before[1])[1]
     for cell in cells:
         assert cell.kind.write is not None, "what only leads to others has no cell"
-        cell.kind.write(cell.value, _replaced(cell.before, copies) if copies else cell.before)
+        before = _replaced(cell.before, copies) if copies else cell.before
+        if not are_unchanged(cell.kind.parts(before), cell.parts_now):
+            cell.kind.write(cell.value, before)
     for attributes in holders if copies else ():
         for name, value in list(attributes.items()):
             if id(value) in copies:

@@ -6,13 +6,16 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch import nn
 
 from shardwright.patches import original_of, replaced
 
 CreationObserver = Callable[[nn.Module], None]
+T = TypeVar("T")
 
 
 @functools.wraps(nn.Module.__init__)
@@ -53,16 +56,48 @@ _WATCH = _Watch()
 
 @contextlib.contextmanager
 def watch_creation(observer: CreationObserver) -> Iterator[None]:
-    """Call a function for each module at the end of ``nn.Module.__init__``, on all threads.
+    """Call a function with each module at the end of ``nn.Module.__init__``, on all threads.
 
     Subclasses of any kind get there, before their own attributes are set. Copies made by ``copy.deepcopy`` do not: what
-    is to go with a module belongs in its ``__dict__``.
-
-    Args:
-        observer: Takes the module; it has to find out by itself whether the calling thread is in its context.
+    is to go with a module belongs in its ``__dict__``. The function has to find out by itself whether the calling
+    thread is in its context.
     """
     _WATCH.enter(observer)
     try:
         yield
     finally:
         _WATCH.leave(observer)
+
+
+class CreationMark(Generic[T]):
+    """An attribute of the modules that are created in a context, on its thread; the innermost context wins."""
+
+    def __init__(self, attribute: str) -> None:
+        """Set an attribute of this name, which copies of a module have too."""
+        self._attribute = attribute
+        self._value: ContextVar[T | None] = ContextVar(attribute, default=None)
+
+    def _set(self, module: nn.Module) -> None:
+        if (value := self._value.get()) is not None:
+            module.__dict__[self._attribute] = value
+
+    @contextlib.contextmanager
+    def within(self, value: T) -> Iterator[None]:
+        """Give modules created in the block this value."""
+        token = self._value.set(value)
+        try:
+            with watch_creation(self._set):
+                yield
+        finally:
+            self._value.reset(token)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Create floating-point tensors in the block with this dtype; None for the current default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(before if dtype is None else dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

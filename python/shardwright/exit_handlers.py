@@ -6,12 +6,9 @@ import signal
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
 
 from shardwright.failure_text import FailureText
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 
 class ExitHandlers:

@@ -16,13 +16,7 @@ _END_BYTES = MAX_BYTES // 4
 
 
 class FailureText(NamedTuple):
-    """An error as text that can be sent.
-
-    Attributes:
-        kind: The name of its class.
-        message: Its text.
-        traceback: Its traceback.
-    """
+    """An error as text that can be sent: the name of its class, its message and its traceback."""
 
     kind: str
     message: str
@@ -57,14 +51,9 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def report(server: Any, error: BaseException, **place: Any) -> None:
-    """Fail the step on every rank, whatever the error does; never raises.
+    """Fail the step on every rank, whatever the error does, at a `place` for the server's ``fail``; never raises.
 
     An error that came from another rank is reported as that rank's failure.
-
-    Args:
-        server: The execution server.
-        error: The error.
-        place: Further keyword arguments of the server's ``fail``.
     """
     place = {"module": None, "microbatch": None, "phase": None, **place}
     try:

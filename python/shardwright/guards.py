@@ -50,6 +50,7 @@ _OBJECTS = "tests/partition/test_shared_state.py::test_only_who_uses_what_change
 _CHILDREN = "tests/state/test_exchanged_modules.py::test_modules_are_those_of_the_same_microbatch"
 _BUFFERS = "tests/state/test_held_otherwise.py::test_what_a_forward_registers_is_of_its_own_microbatch"
 _PRECISION = "tests/state/test_precision.py::test_precisions_are_those_of_one_process"
+_FORWARD_MODE = "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact"
 _LAUNCHERS = "tests/failures/test_launchers.py"
 
 _ELSEWHERE = "a hook would be registered on one rank, and the module run on another"
@@ -170,29 +171,23 @@ TABLE: tuple[Guard, ...] = (
         "backward and grad would stop at the rank's end, and give a part of the gradient",
         f"{_HOOKS}::test_autograd_grad_through_a_call_is_refused",
     ),
-    Guard(
-        torch_checkpoint,
-        frames.GENERATOR,
-        frames.checkpoint_generator,
-        When.PIPELINED,
-        "backward would call modules on other ranks again",
-        f"{_CHECKPOINTS}::test_checkpoint_around_code_with_several_children",
+    *(
+        Guard(
+            torch_checkpoint,
+            name,
+            replacement,
+            When.PIPELINED,
+            "backward would call modules on other ranks again",
+            f"{_CHECKPOINTS}::test_checkpoint_around_code_with_several_children",
+        )
+        for name, replacement in (
+            (frames.GENERATOR, frames.checkpoint_generator),
+            ("CheckpointFunction", frames.ReentrantCheckpoint),
+        )
     ),
+    Guard(forward_ad, "enter_dual_level", forward_mode.enter_dual_level, When.PIPELINED, _ONE_LEVEL, _FORWARD_MODE),
     Guard(
-        torch_checkpoint,
-        "CheckpointFunction",
-        frames.ReentrantCheckpoint,
-        When.PIPELINED,
-        "backward would call modules on other ranks again",
-        f"{_CHECKPOINTS}::test_checkpoint_around_code_with_several_children",
-    ),
-    Guard(
-        forward_ad,
-        "enter_dual_level",
-        forward_mode.enter_dual_level,
-        When.PIPELINED,
-        _ONE_LEVEL,
-        "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact",
+        eager_transforms, "enter_jvp_nesting", forward_mode.enter_jvp_nesting, When.PIPELINED, _ONE_LEVEL, _FORWARD_MODE
     ),
     Guard(
         stateless,
@@ -201,14 +196,6 @@ TABLE: tuple[Guard, ...] = (
         When.PIPELINED,
         "other microbatches would find the weights of one call, if its task waits inside",
         "tests/state/test_exchanged_modules.py::test_weights_for_one_call_are_those_of_the_same_microbatch",
-    ),
-    Guard(
-        eager_transforms,
-        "enter_jvp_nesting",
-        forward_mode.enter_jvp_nesting,
-        When.PIPELINED,
-        _ONE_LEVEL,
-        "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact",
     ),
     # Pipelines: settings.
     *(
@@ -368,10 +355,8 @@ TABLE: tuple[Guard, ...] = (
 def installed(*, num_ranks: int, pipelined: bool, divided: bool) -> Iterator[None]:
     """Install the replacements that a rank needs, inside the block.
 
-    Args:
-        num_ranks: How many ranks the job has.
-        pipelined: Whether modules lie on several ranks.
-        divided: Whether parameters do, by pipeline or tensor parallelism.
+    Modules lie on several ranks if it is `pipelined`; parameters do, by pipeline or tensor parallelism, if it is
+    `divided`.
     """
     needed = {
         When.JOB: True,

@@ -51,11 +51,7 @@ def _deliver(number: int, frame: FrameType | None) -> Any:
 
 
 def install(on_signal: Callable[[], None]) -> None:
-    """Install the signal handlers, in the main thread.
-
-    Args:
-        on_signal: Called for each delivered signal.
-    """
+    """Install the signal handlers, in the main thread; `on_signal` is called for each delivered signal."""
     if threading.get_ident() == _main:
         _State.on_signal = on_signal
         _take_over()

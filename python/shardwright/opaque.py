@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     Attributes:
         read: A copy of what is in a value: a list, a dict, bytes, or a tuple of such.
         parts: What is in such a copy, keys included.
-        write: Puts a copy back into the value; None where only what the value refers to can change.
+        write: Puts a copy back into a value that has changed; None where only what the value refers to can change.
         has_names: Whether these are attributes, by name.
         size: How many items there are, to tell what would be slow to look through.
     """
@@ -111,8 +111,7 @@ def random_kind(kind: type) -> Kind | None:
         return [_bytes_of(one) for one in state]
 
     def write(value: Any, before: Any) -> None:
-        if parts(read(value)) != parts(before):
-            put(value, *before)
+        put(value, *before)
 
     return Kind(read, parts, write)
 
@@ -135,7 +134,7 @@ def numpy_kind(kind: type) -> Kind | None:
         return [one.tobytes() for one in state]
 
     def write(value: Any, before: Any) -> None:
-        if before and value.shape == before[0].shape and value.tobytes() != before[0].tobytes():
+        if before and value.shape == before[0].shape:
             value[...] = before[0]
 
     return Kind(read, parts, write)
@@ -158,8 +157,7 @@ ITERATORS: tuple[type, ...] = (
 def _position(value: Any) -> tuple[list[Any], Any]:
     """Return the position of an iterator, and a copy at the same position.
 
-    Raises:
-        TypeError: It goes through something that cannot be copied, such as a generator.
+    Raises :class:`TypeError` if it goes through something that cannot be copied, such as a generator.
     """
     if isinstance(value, _COUNTED):
         copy = iter(list(value.__reduce__()[1][0]))

@@ -21,13 +21,10 @@ def original_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, functions: Mapping[str, Any]) -> Iterator[None]:
-    """Replace attributes of the owner inside the block.
+    """Replace attributes of a class or module, by name, inside the block.
 
-    What stands there already is not put there twice, so that blocks can be nested.
-
-    Args:
-        owner: A class or a module.
-        functions: By the attribute's name. Each finds what it replaces by :func:`original_of`.
+    What stands there already is not put there twice, so that blocks can be nested. A replacement finds what it replaces
+    by :func:`original_of`.
     """
     with contextlib.ExitStack() as stack:
         for name, function in functions.items():

@@ -27,12 +27,9 @@ class Progress:
     """Reports long phases on rank 0, once each."""
 
     def __init__(self, rank: int, delay_seconds: float | None = None, say: Callable[[str], None] | None = None) -> None:
-        """Create the reporter of a rank.
+        """Create the reporter of a rank; only rank 0 reports.
 
-        Args:
-            rank: This rank. Only rank 0 reports.
-            delay_seconds: After how long a phase is reported; `DELAY_SECONDS` by default.
-            say: Takes a line; by default it goes to the log, or to the standard error stream.
+        `say` takes a line; by default it goes to the log, or to the standard error stream.
         """
         self._rank = rank
         self._delay_seconds = DELAY_SECONDS if delay_seconds is None else delay_seconds
@@ -40,11 +37,7 @@ class Progress:
 
     @contextlib.contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Report a phase if the block takes longer than the delay.
-
-        Args:
-            what: The phase, such as ``"tracing the model"``.
-        """
+        """Report a phase, such as ``"tracing the model"``, if the block takes longer than the delay."""
         if self._rank != 0:
             yield
             return

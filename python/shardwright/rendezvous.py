@@ -34,13 +34,7 @@ _stores: dict[tuple[int, str, int], Store] = {}
 def join(launch: _core.LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_core.Node, Store | None]:
     """Meet the other ranks and connect with them.
 
-    Args:
-        launch: This process's place among them.
-        cfg: The configuration.
-        options: How tensors are to travel.
-
-    Returns:
-        The connection, and a store for process groups of ``torch.distributed``; on one host None without ``ddp``.
+    Returns the connection, and a store for process groups of ``torch.distributed``; on one host None without ``ddp``.
 
     Raises:
         JobStartError: The ranks could not find, trust or agree with each other.
@@ -100,12 +94,7 @@ def _join_on_this_host(
 
 
 def loopback_store(port: int, timeout: float) -> TCPStore:
-    """Create a store on the loopback interface; torch's own listens on all interfaces.
-
-    Args:
-        port: The port; 0 for any.
-        timeout: How long to wait for a key, in seconds.
-    """
+    """Create a store on the loopback interface, at any port if 0; torch's own listens on all interfaces."""
     try:
         with socket.create_server((LOOPBACK, port), backlog=1024) as server:
             port = server.getsockname()[1]
@@ -210,11 +199,7 @@ def _own_address(launch: _core.LaunchInfo) -> str:
 
 
 def given_secret(launch: _core.LaunchInfo, cfg: Any) -> bytes | None:
-    """The job's secret as it was given, in the environment or a file that only this user can read; else None.
-
-    Raises:
-        JobStartError: The file cannot be used, or a job on several hosts has no secret.
-    """
+    """The job's secret as it was given, in the environment or a file that only this user can read; else None."""
     given = os.environ.get("SHARDWRIGHT_SECRET")
     if given:
         return given.encode()

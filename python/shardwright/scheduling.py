@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardwright import _core, logs
 from shardwright.errors import ConfigError
 from shardwright.job.objects import receive_in_step, send_in_step
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 _CHANNEL = "schedule"
 
@@ -61,11 +59,7 @@ def decide(
 ) -> ScheduleDecision | None:
     """Choose a schedule from the measurements of all ranks of the pipeline; None while they are insufficient.
 
-    Args:
-        step: The step that is about to begin.
-        ranks: Each rank's times, the root's first. A step counts if all ranks have it and one ran backward.
-        microbatches: Microbatches of a step.
-        active_microbatches: The most that may be in flight.
+    `ranks` has each rank's times, the root's first. A step counts if all ranks have it and one ran backward.
     """
     chosen = _core.choose_schedule(ranks, microbatches=microbatches, active_microbatches=active_microbatches)
     if chosen is None:
@@ -99,11 +93,7 @@ class Scheduling:
         self.splits_backward = _core.splits_backward(text)
 
     def check(self, function: str, num_microbatches: int) -> None:
-        """Raise if the schedule does not support this number of microbatches.
-
-        Raises:
-            ConfigError: It names those of steps of another number.
-        """
+        """Raise if the schedule does not support this number of microbatches."""
         if num_microbatches != self.cfg.microbatches and (self.is_program or self.text.startswith("list")):
             kind = "a program" if self.is_program else "a list"
             raise ConfigError(
@@ -120,9 +110,7 @@ class Scheduling:
             return
         root, *peers = runtime.place.pp_ranks
         if runtime.place.is_root:
-            ranks = [self._own]
-            for rank in peers:
-                ranks.append(receive_in_step(runtime, rank, _CHANNEL))
+            ranks = [self._own, *(receive_in_step(runtime, rank, _CHANNEL) for rank in peers)]
             decision = decide(
                 runtime.step.number,
                 ranks,

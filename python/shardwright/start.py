@@ -19,8 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import check_world, load_config, without_effect
-from shardwright.data_parallel import Collectives
-from shardwright.data_parallel.collectives import ReplicaCollectives
+from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process
@@ -182,11 +181,7 @@ def _check_same_start(running: Runtime, cfg: _core.Config) -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether ``smp.init`` has been called, and ``smp.shutdown`` has not.
-
-    Returns:
-        True between ``smp.init`` and ``smp.shutdown``.
-    """
+    """Return whether ``smp.init`` has been called, and ``smp.shutdown`` has not."""
     return find_runtime() is not None
 
 

@@ -1,4 +1,7 @@
-"""``smp.stats``, ``smp.report`` and ``smp.comm_stats``: statistics of a rank and of the job."""
+"""``smp.stats``, ``smp.report`` and ``smp.comm_stats``: statistics of a rank and of the job.
+
+Before ``smp.init``, all functions raise :class:`ShardwrightError`.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,6 @@ def stats() -> dict[str, Any]:
         explains the choice of ``"pipeline": "auto"``: the first step with the schedule, the measured steps, their mean
         seconds, and the simulated seconds of each candidate; None without a choice. ``departures`` is the number of
         steps that static mode ran again.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
     """
     runtime = current_runtime()
     total, newest = runtime.usage()
@@ -70,26 +70,18 @@ def report() -> dict[str, Any]:
     own = stats()
     sent = own["server"]["total"]["sent"]
     efficiency = own["efficiency"]["total"]
-    ranks = gathered(
-        "smp.report",
-        (
-            own["parameter_bytes"],
-            sent["forward"] + sent["backward"],
-            efficiency["busy"],
-            efficiency["bubble"],
-            own["schedule"],
-        ),
-        WORLD,
-    )
+    requests = sent["forward"] + sent["backward"]
+    said = (own["parameter_bytes"], requests, efficiency["busy"], efficiency["bubble"], own["schedule"])
+    parameter_bytes, requests, busy, bubbles, schedules = zip(*gathered("smp.report", said, WORLD), strict=True)
     return {
-        "ranks": len(ranks),
+        "ranks": len(busy),
         "pipeline_parallel_degree": runtime.place.pp_size,
-        "parameter_bytes_per_rank": [parameter_bytes for parameter_bytes, _, _, _, _ in ranks],
-        "remote_requests": sum(requests for _, requests, _, _, _ in ranks),
-        "busy_per_rank": [round(busy, 4) for _, _, busy, _, _ in ranks],
-        "bubble": round(sum(bubble for _, _, _, bubble, _ in ranks) / len(ranks), 4),
+        "parameter_bytes_per_rank": list(parameter_bytes),
+        "remote_requests": sum(requests),
+        "busy_per_rank": [round(share, 4) for share in busy],
+        "bubble": round(sum(bubbles) / len(bubbles), 4),
         "ideal_bubble": None if efficiency["ideal_bubble"] is None else round(efficiency["ideal_bubble"], 4),
-        "schedules": sorted({schedule for _, _, _, _, schedule in ranks}),
+        "schedules": sorted(set(schedules)),
     }
 
 
@@ -103,9 +95,6 @@ def comm_stats() -> dict[str, Any]:
         ``bytes_sent`` and ``bytes_received`` of each route. ``fallbacks``: for each reason why tensors did not take the
         best route, the number of ``tensors`` and an explanation (``because``). ``peers``: for each other rank its
         ``host``, the transport it is ``reached_by``, and the relation of its ``devices`` to this rank's.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
     """
     stats: dict[str, Any] = current_runtime().node.comm_stats()
     return stats

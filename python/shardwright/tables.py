@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Of tables that are written to a file.
+_LOG_WIDTH = 120
 
 
 def load_rich() -> None:
@@ -16,3 +23,14 @@ def load_rich() -> None:
         import rich.table  # noqa: F401
     finally:
         random.setstate(state)
+
+
+def error_console() -> Console:
+    """Return a console on the standard error stream."""
+    load_rich()
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = _LOG_WIDTH
+    return console

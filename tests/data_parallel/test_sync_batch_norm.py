@@ -57,6 +57,6 @@ def test_on_the_cpu_it_is_left_to_torch() -> None:
 def test_a_trace_does_not_wait_for_other_ranks() -> None:
     model = synchronised(None)
     trace = trace_forward(model, model, (torch.randn(4, 3),))
-    assert trace.order() == ["", "0", "1"]
+    assert [path for path, record in trace.modules.items() if record.num_calls] == ["", "0", "1"]
     assert "1.running_mean" in trace.written_buffers
     assert torch.equal(model[1].running_mean, torch.zeros(3))

@@ -17,17 +17,13 @@ def make_runtime(
 ) -> Runtime:
     """One rank of several, over the node and server that a test gives it; without them it sends nothing."""
     cfg = load_config({"pipeline_parallel_degree": pp_size, **config}, {}, {})
-    launch = LaunchInfo(
-        launcher="environment",
-        rank=rank,
-        world_size=num_ranks,
-        local_rank=rank,
-        local_size=num_ranks,
-        rendezvous_host=None,
-        rendezvous_port=None,
-        single_host=True,
-        job_id="tests",
-    )
+    ranks = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+    }
+    launch = LaunchInfo.detect({**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
     runtime = Runtime(Place(cfg, _core.Topology(num_ranks, pp_size, 1, "cluster"), launch), node, server)
     add_parts(runtime)
     return runtime

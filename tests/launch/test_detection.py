@@ -51,17 +51,10 @@ def test_a_plain_process_is_a_job_of_one_rank() -> None:
 
 
 def test_torchrun() -> None:
-    assert LaunchInfo.detect(TORCHRUN) == LaunchInfo(
-        launcher="torchrun",
-        rank=3,
-        world_size=4,
-        local_rank=1,
-        local_size=2,
-        rendezvous_host="node-0",
-        rendezvous_port=29400,
-        single_host=False,
-        job_id="torchrun/run-7/0",
-    )
+    info = LaunchInfo.detect(TORCHRUN)
+    assert (info.launcher, info.rank, info.world_size, info.local_rank, info.local_size) == ("torchrun", 3, 4, 1, 2)
+    assert (info.rendezvous_host, info.rendezvous_port, info.single_host) == ("node-0", 29400, False)
+    assert info.job_id == "torchrun/run-7/0"
 
 
 def test_a_restart_by_torchrun_is_another_job() -> None:

@@ -194,3 +194,15 @@ def differences(case: Case, group: TensorGroup, gradient: torch.Tensor, step: fl
 
 def close(actual: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
+
+
+def like(group: TensorGroup, *, optimize: str | None = None, prescaled_batch: bool | None = None) -> TensorGroup:
+    """The same ranks and back ends with other settings, and counts of its own."""
+    return TensorGroup(
+        group._process_group,
+        optimize=optimize or group.optimize,
+        prescaled_batch=group.prescaled_batch if prescaled_batch is None else prescaled_batch,
+        back_end=group._back_end,
+        host=group._host,
+        enter=group._enter,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from cases import like
 from shardwright.nn import DistributedTransformer
 from shardwright.tensor_parallel.group import Count, TensorGroup
 
@@ -13,8 +14,8 @@ LAYERS, LENGTH, HIDDEN, HEADS, SIZE, BETWEEN = 2, 3, 8, 4, 4, 16
 def check(group: TensorGroup) -> None:
     for prescaled in (False, True):
         for gated in (False, True):
-            speed(group.like(optimize="speed", prescaled_batch=prescaled), gated)
-            memory(group.like(optimize="memory", prescaled_batch=prescaled), gated)
+            speed(like(group, optimize="speed", prescaled_batch=prescaled), gated)
+            memory(like(group, optimize="memory", prescaled_batch=prescaled), gated)
 
 
 def run(group: TensorGroup, gated: bool) -> tuple[int, int, int, dict[str, Count], dict[str, Count]]:

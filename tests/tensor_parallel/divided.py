@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from cases import close, random
+from cases import close, like, random
 from plain import PlainAttention, PlainLayer, PlainOutput, PlainTransformer
 from shardwright.nn import (
     DistributedAttentionLayer,
@@ -68,7 +68,7 @@ LAYERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 def check(group: TensorGroup) -> None:
     for optimize in ("speed", "memory"):
         for prescaled in (False, True):
-            mode = group.like(optimize=optimize, prescaled_batch=prescaled)
+            mode = like(group, optimize=optimize, prescaled_batch=prescaled)
             check_mode(mode)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cases import close, random
+from cases import close, like, random
 from shardwright.errors import ConfigError
 from shardwright.nn.embedding import DistributedEmbedding
 from shardwright.nn.vocabulary import VocabularyParallelEmbedding
@@ -23,7 +23,7 @@ Make = Callable[..., Embedding]
 
 
 def check(group: TensorGroup) -> None:
-    same_samples = group.like(prescaled_batch=True)
+    same_samples = like(group, prescaled_batch=True)
     for sizes in BATCHES[group.size]:
         for shape in ((), (3,), (2, 2)):
             one_embedding(group, sizes, shape)
@@ -196,7 +196,7 @@ def counted(group: TensorGroup) -> None:
         all_to_all=(1, (total - own) * 3 * channels * NUMBER),
     )
 
-    same = group.like(prescaled_batch=True)
+    same = like(group, prescaled_batch=True)
     _, divided = pair(same)
     divided(ids_of(0, (2, 3))).sum().backward()
     assert same.counts == {"agree": Count(*told), "all_gather": Count(1, 2 * 3 * channels * NUMBER * others)}
@@ -230,6 +230,6 @@ def refused(group: TensorGroup) -> None:
         expect(r"a size of 5 in dim 1 of shape \(4, 5\)", lambda: make(4, 5))
         gathered = make(4, 4, _skip_allgather=True)
         expect(r"does not divide", lambda: gathered(torch.zeros(group.size + 1, dtype=torch.int64)))
-        same = group.like(prescaled_batch=True)
+        same = like(group, prescaled_batch=True)
         for one in (DistributedEmbedding(4, 4, group=same), VocabularyParallelEmbedding(4, 4, group=same)):
             expect(r"shapes have to be the same", lambda o=one: o(torch.zeros(2 + first, dtype=torch.int64)))

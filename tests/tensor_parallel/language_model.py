@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import close, random
+from cases import close, like, random
 from divided import BOTH, POST, SIZES, TOLERANCE, batches_of, initialized
 from plain import PlainLanguageModel
 from shardwright.errors import ConfigError
@@ -46,7 +46,7 @@ def loss_of(whole: PlainLanguageModel, logits: torch.Tensor, labels: torch.Tenso
 def check(group: TensorGroup) -> None:
     for optimize in ("speed", "memory"):
         for prescaled in (False, True):
-            mode = group.like(optimize=optimize, prescaled_batch=prescaled)
+            mode = like(group, optimize=optimize, prescaled_batch=prescaled)
             first, *others = batches_of(mode)
             for options, names in MODELS:
                 model(mode, first, options, names)
@@ -140,7 +140,7 @@ def counted(group: TensorGroup) -> None:
     """Ids and embeddings cross once; of logits only three numbers for each token."""
     if group.size == 1:
         return
-    speed = group.like(optimize="speed")
+    speed = like(group, optimize="speed")
     divided = make({**SIZES, **CAUSAL}, speed)
     given = inputs_of(2, group.rank, ("labels",))
     divided(tuple_of(divided, given))
@@ -155,13 +155,13 @@ def dropout(group: TensorGroup) -> None:
     torch.manual_seed(group.rank)
     options = {**SIZES, "hidden_dropout_prob": 0.5}
     for optimize in ("speed", "memory"):
-        mode = group.like(optimize=optimize, prescaled_batch=True)
+        mode = like(group, optimize=optimize, prescaled_batch=True)
         divided = make(options, mode)
         divided.load_whole_state_dict(plain(options).state_dict())
         given = inputs_of(2, 0, ())
         outputs = [divided(tuple_of(divided, given)).detach() for _ in range(2)]
         assert not torch.equal(*outputs)
-        (gathered,) = group.all_gather([outputs[0][None]], [0], [[1] * group.size]).result()
+        (gathered,) = group.all_gather([outputs[0][None]], [0], [[1] * group.size])()
         for one in gathered:
             assert torch.equal(one, gathered[0]), optimize
         divided.eval()

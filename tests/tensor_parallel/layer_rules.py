@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import close, random
+from cases import close, like, random
 from divided import SIZES, initialized
 from plain import PlainLayer, PlainTransformer
 from shardwright.errors import ConfigError
@@ -44,7 +44,7 @@ def check(group: TensorGroup) -> None:
 def modes(group: TensorGroup) -> Iterator[TensorGroup]:
     for optimize in ("speed", "memory"):
         for prescaled in (False, True):
-            yield group.like(optimize=optimize, prescaled_batch=prescaled)
+            yield like(group, optimize=optimize, prescaled_batch=prescaled)
 
 
 def alone(group: TensorGroup) -> TensorGroup:
@@ -124,7 +124,7 @@ def dropout_is_shared_where_activations_are(group: TensorGroup) -> None:
     first, second = divided((x,))[0], divided((x,))[0]
     assert not torch.equal(first, second)
     if group.optimize == "speed" or group.size == 1:
-        parts = group.all_gather([seen[0]], [0], [[seen[0].shape[0]] * group.size]).result()[0].chunk(group.size)
+        parts = group.all_gather([seen[0]], [0], [[seen[0].shape[0]] * group.size])()[0].chunk(group.size)
         assert all(torch.equal(part, parts[0]) for part in parts)
     hook.remove()
     divided.eval()
@@ -142,7 +142,7 @@ def dropout_is_shared_where_activations_are(group: TensorGroup) -> None:
     dropped = (output == 0).float().mean().item()
     assert set(output.unique().tolist()) == {0.0, 2.0}
     assert 0.4 < dropped < 0.6, dropped
-    parts = group.all_gather([output], [0], [[40] * group.size]).result()[0].chunk(group.size)
+    parts = group.all_gather([output], [0], [[40] * group.size])()[0].chunk(group.size)
     alike = [torch.equal(part, parts[0]) for part in parts[1:]]
     assert alike == [group.optimize == "speed"] * (group.size - 1)
 
@@ -166,7 +166,7 @@ def what_lies_between_is_dropped_too(group: TensorGroup) -> None:
     between, undropped = seen
     assert set(between.unique().tolist()) == {0.0, 2 * undropped.unique().item()}
     assert 0.4 < (between == 0).float().mean().item() < 0.6
-    parts = group.all_gather([between], [0], [[40] * group.size]).result()[0].chunk(group.size)
+    parts = group.all_gather([between], [0], [[40] * group.size])()[0].chunk(group.size)
     assert not any(torch.equal(part, parts[0]) for part in parts[1:])
 
 
@@ -280,7 +280,7 @@ def refusals(group: TensorGroup) -> None:
 
 def moments_keep_their_digits(group: TensorGroup) -> None:
     """A mean far from zero costs no digits that one rank would have kept."""
-    group = group.like(optimize="memory")
+    group = like(group, optimize="memory")
     x = random(1, (3, 4, 64)) + 1000
     divided = DistributedLayerNorm(64, group=group)
     exact = nn.functional.layer_norm(x.float().double(), (64,))

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from cases import close, random
+from cases import close, like, random
 from shardwright.errors import ConfigError
 from shardwright.nn.linear import DistributedLinear
 from shardwright.tensor_parallel.group import TensorGroup
@@ -67,7 +67,7 @@ def linear(group: TensorGroup, shapes: list[tuple[int, ...]], bias: bool) -> Non
 
 def same_samples(group: TensorGroup) -> None:
     """With ``prescaled_batch`` all ranks bring the same samples, which count once; nothing is sent but sums."""
-    same = group.like(prescaled_batch=True)
+    same = like(group, prescaled_batch=True)
     for shape, bias in (((3, 8), True), ((0, 8), True), ((2, 3, 8), False)):
         whole = whole_linear(bias)
         divided = divided_linear(whole, same)

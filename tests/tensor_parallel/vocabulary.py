@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cases import close, random
+from cases import close, like, random
 from shardwright.errors import ConfigError
 from shardwright.nn.vocabulary import VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
 from shardwright.tensor_parallel.communicators import (
@@ -145,7 +145,7 @@ def tied_to_the_embedding(group: TensorGroup, sizes: list[int]) -> None:
         whole = nn.Embedding(WORDS, WIDTH, dtype=torch.float64)
         with torch.no_grad():
             whole.weight.copy_(random(1, whole.weight.shape))
-        of = group.like(prescaled_batch=same)
+        of = like(group, prescaled_batch=same)
         embedding = VocabularyParallelEmbedding(WORDS, WIDTH, group=of, dtype=torch.float64)
         embedding.load_whole_state_dict(whole.state_dict())
         total = sum(batches)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright import _core
-from shardwright.values import pack, registry, unpack
+from shardwright.values import decode, encode, pack, registry, unpack
 from shardwright.verify.evidence import inputs_of, with_inputs
 from shardwright.verify.fingerprint import Fingerprint, distance, fingerprint
 from shardwright.verify.locate import Side, ValueFlow, first_backward, first_forward
@@ -153,7 +153,7 @@ def test_a_report_is_the_same_after_it_has_travelled() -> None:
         requests=(1, 2),
         holding=(0, 1),
     )
-    assert Report.from_json(report.to_json()) == report
+    assert decode(*encode(report)) == report
     assert not report.exact
     assert "NOT exact. First departure: backward of module 'a' (replica 0, microbatch 2, call 0)" in str(report)
     assert "note: note" in str(report)

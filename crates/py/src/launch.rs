@@ -11,8 +11,7 @@ use crate::error::launch_error;
 /// `launcher` is `torchrun`, `openmpi`, `srun`, `environment` (another one that sets the same
 /// variables as torchrun), or `single`. `job_id` is the same text on all ranks, and another one for
 /// another job.
-#[pyclass(frozen, eq, get_all, module = "shardwright._core")]
-#[derive(PartialEq)]
+#[pyclass(frozen, get_all, module = "shardwright._core")]
 pub(crate) struct LaunchInfo {
     launcher: String,
     rank: u32,
@@ -27,34 +26,6 @@ pub(crate) struct LaunchInfo {
 
 #[pymethods]
 impl LaunchInfo {
-    #[new]
-    #[pyo3(signature = (*, launcher, rank, world_size, local_rank, local_size, rendezvous_host,
-        rendezvous_port, single_host, job_id))]
-    #[expect(clippy::too_many_arguments, reason = "all are keywords")]
-    fn new(
-        launcher: String,
-        rank: u32,
-        world_size: u32,
-        local_rank: u32,
-        local_size: u32,
-        rendezvous_host: Option<String>,
-        rendezvous_port: Option<u16>,
-        single_host: bool,
-        job_id: String,
-    ) -> Self {
-        Self {
-            launcher,
-            rank,
-            world_size,
-            local_rank,
-            local_size,
-            rendezvous_host,
-            rendezvous_port,
-            single_host,
-            job_id,
-        }
-    }
-
     /// Finds out how this process was started, from its environment; raises `JobStartError` where
     /// variables are missing, are no numbers or contradict each other, or ranks on several hosts do
     /// not know where to meet, and says what to set.

@@ -67,7 +67,7 @@ mod _core {
     #[pymodule_export]
     use crate::node::Node;
     #[pymodule_export]
-    use crate::partition::{partition, partition_table};
+    use crate::partition::partition;
     #[pymodule_export]
     use crate::rendezvous::Rendezvous;
     #[pymodule_export]
@@ -92,7 +92,7 @@ mod _core {
     #[pymodule_export]
     use crate::requests::Request;
     #[pymodule_export]
-    use crate::schedule::{choose_schedule, read_program, splits_backward};
+    use crate::schedule::{choose_schedule, is_schedule, read_program, splits_backward};
     #[pymodule_export]
     use crate::seed::derive_seed;
     #[pymodule_export]

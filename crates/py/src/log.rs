@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
@@ -18,15 +18,13 @@ const CAPACITY: usize = 256;
 const WARNING: u32 = 30;
 const ERROR: u32 = 40;
 
+/// Of the process, as is the global subscriber of `tracing`.
 static WAITING: Mutex<VecDeque<(u32, String)>> = Mutex::new(VecDeque::new());
 
 /// Collects warnings from now on; a second call does nothing.
 pub(crate) fn collect() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // Only another copy of this very library could have set a subscriber before; it collects as well.
-        drop(tracing::subscriber::set_global_default(Collector));
-    });
+    // It fails where there is a subscriber already: this one, or that of another copy of this very library.
+    drop(tracing::subscriber::set_global_default(Collector));
 }
 
 /// Take the warnings of Rust's threads since the last call: `logging`'s level, and the text.

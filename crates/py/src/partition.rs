@@ -14,11 +14,3 @@ pub(crate) fn partition(py: Python<'_>, request_json: &str) -> PyResult<String> 
     })
     .map_err(|error: PartitionError| partition_error(&error))
 }
-
-/// A decision, as `partition` returns it, as a table for people.
-#[pyfunction]
-pub(crate) fn partition_table(decision_json: &str) -> PyResult<String> {
-    PartitionDecision::from_json(decision_json)
-        .map(|decision| decision.to_table())
-        .map_err(|error| partition_error(&error))
-}

@@ -17,6 +17,12 @@ pub(crate) fn read_program(text: &str) -> PyResult<String> {
     Ok(program.to_string())
 }
 
+/// Whether a text is the name of a schedule, or a program itself, and not the path of one.
+#[pyfunction]
+pub(crate) fn is_schedule(text: &str) -> bool {
+    shardwright_core::config::is_schedule(text)
+}
+
 /// Whether a schedule, given as text, runs backwards in two parts.
 #[pyfunction]
 pub(crate) fn splits_backward(schedule: &str) -> PyResult<bool> {

@@ -45,7 +45,7 @@ const LOAD_SETTINGS: &[(&str, &str)] = &[
 /// Settings that a user's own value of the same name wins over.
 const LOAD_DEFAULTS: &[(&str, &str)] = &[("UCX_LOG_LEVEL", "fatal")];
 
-/// Whether the UCX of this process was loaded with these settings.
+/// Whether the UCX of this process was loaded with these settings: the dynamic linker loads a library once.
 static LOADED_HERE: AtomicBool = AtomicBool::new(false);
 
 /// A version of UCX.

@@ -11,11 +11,11 @@ from torch import nn
 class GradBucket:
     """A bucket of gradients, summed over microbatches, as passed to communication hooks."""
 
-    def __init__(self, index: int, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, index: int, parameters: list[nn.Parameter], is_last: bool) -> None:
         """Create an empty bucket for parameters of one dtype on one device."""
         self._index = index
         self._parameters = parameters
-        self._is_last = False
+        self._is_last = is_last
         self._flat: torch.Tensor | None = None
         #: The collective in flight, or a hook's future.
         self.work: Any = None
@@ -51,10 +51,6 @@ class GradBucket:
             offset += parameter.numel()
         return views
 
-    def mark_last(self, is_last: bool) -> None:
-        """Set whether this is the last bucket of the step."""
-        self._is_last = is_last
-
     def fill(self) -> None:
         """Copy the gradients into the buffer; a parameter without a gradient contributes zeros."""
         self._flat = torch.cat([_dense(parameter).reshape(-1) for parameter in self._parameters])
@@ -89,4 +85,4 @@ def make_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[Grad
             lists.append(open_lists[kind])
         open_lists[kind].append(parameter)
         filled[kind] += size
-    return [GradBucket(index, listed) for index, listed in enumerate(lists)]
+    return [GradBucket(index, listed, index == len(lists) - 1) for index, listed in enumerate(lists)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,7 @@ import torch.distributed as dist
 from shardwright.interrupts import DeferSignals
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import receive_on, send_on
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 #: How long a failed step waits for other ranks to fail too; the rest is done before the next step.
 _SETTLE_TIMEOUT_SECONDS = 2.0
@@ -52,12 +50,7 @@ class Collectives:
     """
 
     def __init__(self, runtime: Runtime, group: str = "DP_GROUP") -> None:
-        """For a group of ``runtime``, whose process groups exist already.
-
-        Args:
-            runtime: The rank.
-            group: ``"DP_GROUP"``, or ``"RDP_GROUP"`` for what is divided over tp ranks.
-        """
+        """Issue collectives over DP_GROUP, or over RDP_GROUP for what is divided over tp ranks."""
         self._runtime = runtime
         self._group = group
         self.ranks: list[int] = runtime.place.topology.group(group, runtime.place.rank)
@@ -127,8 +120,7 @@ class Collectives:
     def abandon_step(self, waits: bool = True) -> None:
         """Handle a failed step: exchange what was issued, and issue what other ranks have issued and this rank has not.
 
-        Args:
-            waits: Whether to wait for what they issued; else that is left to the next step, if there is one.
+        Without ``waits``, what the others have issued is left to the next step, if there is one.
         """
         runtime = self._runtime
         issued = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -11,9 +11,7 @@ from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import exchange_in_step
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 #: What a data-parallel rank says of its step.
 _ABSENT, _UNWEIGHTED, _WEIGHTED = 0, 1, 2

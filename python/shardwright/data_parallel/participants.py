@@ -8,29 +8,20 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import exchange_in_step
+from shardwright.job.runtime import Runtime
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "models"
 
 
 class ModelPart(Protocol):
-    """This rank's part of a model, as data parallelism sees it."""
+    """This rank's part of a model, whose id is the same on all ranks, as data parallelism sees it."""
 
-    @property
-    def runtime(self) -> Runtime:
-        """The rank."""
-
-    @property
-    def model_id(self) -> int:
-        """The model's id, the same on all ranks."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The whole model, of which other ranks may own parts."""
+    runtime: Runtime
+    model_id: int
+    module: nn.Module
 
     @property
     def over_rdp(self) -> set[int]:
@@ -64,11 +55,7 @@ def participants(runtime: Runtime, placements: Sequence[Part], num_models: int) 
 
 
 def check_left_out(runtime: Runtime, placements: Sequence[ModelPart], taking_part: Sequence[ModelPart]) -> None:
-    """Raise if a model that does not take part has gradients in this step.
-
-    Raises:
-        ShardwrightError: There is such a model.
-    """
+    """Raise if a model that does not take part has gradients in this step."""
     for placement in placements:
         if placement not in taking_part and any(one.grad is not None for one in placement.owned_parameters()):
             raise ShardwrightError(

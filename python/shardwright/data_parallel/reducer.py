@@ -28,13 +28,9 @@ class Reducer:
     """
 
     def __init__(self, collectives: Collectives, name: str, bucket_bytes: int, overlap: bool) -> None:
-        """Create a reducer.
+        """Create a reducer over a group, with buckets of at most ``bucket_bytes``.
 
-        Args:
-            collectives: Those of the data-parallel group.
-            name: The model's, the same on all ranks.
-            bucket_bytes: How large a bucket may get.
-            overlap: Whether buckets may be sent during backward.
+        The ``name`` is the same on all ranks. With ``overlap``, buckets may be sent during backward.
         """
         self._collectives = collectives
         self._name = name
@@ -55,14 +51,10 @@ class Reducer:
         self._hook = (state, hook)
 
     def begin_step(self, parameters: Iterable[nn.Parameter], may_overlap: bool) -> bool:
-        """Begin a step.
+        """Begin a step with this rank's parameters.
 
-        Args:
-            parameters: This rank's parameters.
-            may_overlap: Whether gradients of this step may be reduced while backward runs.
-
-        Returns:
-            Whether they will be, where it is possible.
+        With ``may_overlap``, gradients may be reduced while backward runs. Returns whether they will be, where
+        possible.
         """
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         if len(wanted) != len(self._parameters) or any(
@@ -72,8 +64,6 @@ class Reducer:
             self._buckets = make_buckets(wanted, self._bucket_bytes)
             self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters()}
             self._expected.clear()
-            for bucket in self._buckets:
-                bucket.mark_last(bucket is self._buckets[-1])
             if self._overlap:
                 self._listen()
         self._counts.clear()
@@ -136,12 +126,10 @@ class Reducer:
             bucket.clear()
 
     def reduce(self, num_ranks: int, sent_divisor: float, as_views: bool) -> None:
-        """Average ``.grad`` of the parameters over the group.
+        """Average ``.grad`` of the parameters over the group, as views of their buckets if ``as_views``.
 
-        Args:
-            num_ranks: What sums over the group are divided by.
-            sent_divisor: What gradients sent during backward are divided by for the mean over microbatches.
-            as_views: Leave gradients as views of their buckets.
+        Sums are divided by ``num_ranks``, and what was sent during backward also by ``sent_divisor``, for the mean over
+        microbatches.
         """
         if not self._parameters:
             return

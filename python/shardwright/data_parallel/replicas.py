@@ -6,19 +6,17 @@ What is divided over tp ranks is equal, and averaged, over RDP_GROUP; everything
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.divisor import Divisor, exchange
+from shardwright.data_parallel.participants import ModelPart
 from shardwright.data_parallel.reducer import Reducer
 from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
-
-if TYPE_CHECKING:
-    from shardwright.data_parallel.participants import ModelPart
-    from shardwright.data_parallel.uneven import JoinState
+from shardwright.data_parallel.uneven import JoinState
 
 T = TypeVar("T", bound=torch.Tensor)
 
@@ -138,12 +136,9 @@ class Replicas:
     def begin_step(self, may_overlap: bool) -> bool:
         """Prepare for the gradients of a step.
 
-        Args:
-            may_overlap: Whether they may be reduced while backward runs: they become the parameters' gradients as they
-                are, and no other model's are reduced then. The order of collectives is the same on all ranks.
-
-        Returns:
-            Whether they may be, still.
+        With ``may_overlap``, gradients may be reduced while backward runs: they become the parameters' gradients as
+        they are, and no other model's are reduced then. The order of collectives is the same on all ranks. Returns
+        whether they may be, still.
         """
         if self._reducer is None:
             return False
@@ -178,8 +173,7 @@ class Replicas:
     def reduce_gradients(self, divisor: Divisor) -> None:
         """Average gradients over data-parallel ranks, in every ``backward_passes_per_step``-th training step.
 
-        Args:
-            divisor: What gradients of the step were divided by, or are still to be where they were sent already.
+        The step's gradients were divided by ``divisor``; those that were sent during backward are still to be.
         """
         if self._reducer is None:
             return

@@ -24,9 +24,6 @@ class DistributedSampler(TorchSampler[Any]):
 
     Attributes:
         taken: The number of samples drawn in this epoch.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
     """
 
     def __init__(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
@@ -64,18 +61,11 @@ class DistributedSampler(TorchSampler[Any]):
         super().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of samples that this rank has drawn in it.
-
-        Returns:
-            A dict with the keys ``epoch``, ``taken`` and ``seed``.
-        """
+        """Return the epoch, the seed, and the number of samples that this rank has drawn in the epoch."""
         return {"epoch": self.epoch, "taken": self.taken, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume from a state dict.
-
-        Args:
-            state: The result of :meth:`state_dict`.
+        """Resume from the result of :meth:`state_dict`.
 
         Raises:
             ValueError: The state has another seed, or more samples than a rank gets.

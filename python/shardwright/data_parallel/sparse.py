@@ -23,15 +23,10 @@ def sparse_parameters(model: nn.Module) -> set[int]:
 
 
 def reduce_sparse(parameters: Sequence[nn.Parameter], collectives: Collectives, num_ranks: int) -> None:
-    """Average sparse gradients over replicas, and keep them sparse.
+    """Average sparse gradients over replicas, of the same parameters in one order, and keep them sparse.
 
-    Each rank writes its entries to its own place among zeros, so that a sum over ranks gathers them. A gradient that is
-    dense on any rank, of a weight that is used elsewhere too, becomes dense on all.
-
-    Args:
-        parameters: The same ones on all ranks, in one order.
-        collectives: Those of the replicas.
-        num_ranks: What sums over them are divided by.
+    Each rank writes its entries to its own place among zeros, so that a sum over ranks gathers them; it is divided by
+    ``num_ranks``. A gradient that is dense on any rank, of a weight that is used elsewhere too, becomes dense on all.
     """
     if not parameters:
         return

@@ -17,13 +17,7 @@ from shardwright.patches import replaced
 def refuse_other_groups(model: nn.Module, dp_ranks: Sequence[int], device: torch.device) -> None:
     """Raise if the group contains ranks on which the module does not run: they never call its collective.
 
-    Args:
-        model: The model, which several pipeline ranks will hold.
-        dp_ranks: The calling rank's data-parallel group.
-        device: Where modules run. On the CPU such a module never communicates: torch refuses to train it.
-
-    Raises:
-        ConfigError: Names the module, and the group to give it.
+    On the CPU such a module never communicates: torch refuses to train it.
     """
     if device.type == "cpu" or not dist.is_available() or not dist.is_initialized():
         return

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from shardwright.data_parallel.collectives import ReplicaCollectives
-from shardwright.data_parallel.participants import participants
+from shardwright.data_parallel.participants import ModelPart, participants
 from shardwright.errors import ShardwrightError
-
-if TYPE_CHECKING:
-    from shardwright.data_parallel.participants import ModelPart
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 #: The status of a rank before a step.
 EXHAUSTED, EVALUATING, TRAINING = 0, 1, 2
@@ -39,13 +35,7 @@ class JoinState:
         participants(self._runtime, parts, num_models)
 
     def exchange(self, status: int) -> int:
-        """Exchange the status of all ranks.
-
-        Args:
-            status: This rank's status.
-
-        Returns:
-            The status of the ranks that still have batches.
+        """Exchange the status of all ranks, and return that of the ranks that still have batches.
 
         Raises:
             ShardwrightError: A rank has no batches left, and ``throw_on_early_termination`` is set.

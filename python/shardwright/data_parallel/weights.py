@@ -15,12 +15,7 @@ _MIN, _MAX = 1e-30, 1e30
 
 
 class LabelCounts(NamedTuple):
-    """Labels whose number differs between microbatches.
-
-    Attributes:
-        name: The argument, as written in the step function.
-        counts: How many labels each microbatch has.
-    """
+    """An argument of the step function with labels, and their numbers, which differ between microbatches."""
 
     name: str
     counts: list[int]

@@ -12,13 +12,8 @@ from shardwright.delayed.operations import Value, fingerprint, operations_of
 def draw_as_first(values: Iterable[Value], gather: Callable[[Any], list[Any]], *, is_first: bool) -> bool:
     """Make all ranks of a group use the random numbers of the first one for some values, which stay delayed.
 
-    Args:
-        values: Delayed values, in the same order on all ranks.
-        gather: Gives what each rank of the group passed to it, the first one's first.
-        is_first: Whether this is the first rank.
-
-    Returns:
-        Whether they do now; otherwise the values do not come about in the same way on all ranks.
+    The values come in the same order on all ranks; ``gather`` gives what each rank passed to it, the first one's first.
+    Returns whether they do now; otherwise the values do not come about in the same way on all ranks.
     """
     operations = operations_of(values)
     drawing = [(each, each.generator_state) for each in operations if each.generator_state is not None]

@@ -59,9 +59,6 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
     Args:
         enabled: With False, parameters are created immediately, also inside another such context.
-
-    Raises:
-        ConfigError: ``enabled`` is not a bool.
     """
     if not isinstance(enabled, bool):
         raise ConfigError(f"smp.delay_param_initialization: enabled is {enabled!r}; allowed: True and False")

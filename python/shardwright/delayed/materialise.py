@@ -22,16 +22,10 @@ def has_delayed(module: nn.Module) -> bool:
 
 
 def materialise(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> None:
-    """Materialize delayed tensors, which remain the same objects; other tensors are ignored.
+    """Materialize delayed tensors, on a device or where they are made; they remain the same objects.
 
-    Tensors that share memory share it afterwards. Host memory for one of them at a time is needed beyond the result.
-
-    Args:
-        tensors: Delayed tensors, and others.
-        device: Where the values go; None leaves them where they are made.
-
-    Raises:
-        ShardwrightError: Autograd holds a view of one of them.
+    Other tensors are ignored. Tensors that share memory share it afterwards. Host memory for one of them at a time is
+    needed beyond the result. If autograd holds a view of one of them, :class:`ShardwrightError` is raised.
     """
     groups: dict[DelayedMemory, list[DelayedTensor]] = {}
     for tensor in tensors:

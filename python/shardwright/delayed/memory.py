@@ -14,13 +14,9 @@ _TRIMMED = 1 << 24
 
 
 def scratch_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Create an uninitialized tensor whose memory is returned to the system when it is freed.
+    """Create an uninitialized tensor like ``meta``, whose memory is returned to the system when it is freed.
 
     In the heap it would leave a hole that no other of its size fits into, once something small took a piece of it.
-
-    Args:
-        meta: Of the same shape, strides and dtype.
-        device: Where the tensor is.
     """
     if device.type != "cpu" or meta.numel() * meta.element_size() < _LARGE:
         return torch.empty_like(meta, device=device)

@@ -44,12 +44,7 @@ class DelayedMemory:
 
 @dataclass(eq=False)
 class Value:
-    """A result of an operation.
-
-    Attributes:
-        memory: Where it lies.
-        operation: What it is a result of.
-    """
+    """A result of an operation, and the memory that it lies in."""
 
     memory: DelayedMemory
     operation: Operation
@@ -84,11 +79,7 @@ class Operation:
         return (leaf for leaf in self.leaves if isinstance(leaf, Value))
 
     def run(self, real: Callable[[Value], torch.Tensor]) -> list[torch.Tensor]:
-        """Run the operator, with its recorded random number state.
-
-        Args:
-            real: Gives the tensor for a value.
-        """
+        """Run the operator on the tensors of its values, with its recorded random number state."""
         leaves = [real(leaf) if isinstance(leaf, Value) else leaf for leaf in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.structure)
         if self.generator_state is None:

@@ -123,14 +123,11 @@ def real(tensor: DelayedTensor) -> torch.Tensor:
 
 
 def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
-    """Replace the contents of a delayed tensor in place.
+    """Replace the contents of a delayed tensor in place, by those of a tensor with values or of another delayed one.
 
-    Args:
-        delayed: Stays the same object, and a parameter if it is one, with its gradient, hooks and attributes.
-        other: A tensor with values, which it shares afterwards, or another delayed one.
-
-    Raises:
-        ShardwrightError: A view of it, which a graph of autograd may hold, is still alive.
+    It stays the same object, and a parameter if it is one, with its gradient, hooks and attributes. Values are shared
+    afterwards. If a view of it, which a graph of autograd may hold, is still alive, :class:`ShardwrightError` is
+    raised.
     """
     if isinstance(other, DelayedTensor) and other.value is delayed.value:
         return
@@ -168,12 +165,6 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cr
 
     Views, copies and writes of what is no tensor with values are noted. While modules are created, so is everything
     that makes a floating-point tensor of nothing but delayed tensors and numbers.
-
-    Args:
-        function: The operator.
-        args: Its positional arguments.
-        kwargs: Its other arguments.
-        creating: Whether modules are being created.
     """
     if not isinstance(function, torch._ops.OpOverload):
         return function(*tree_map(_real, args), **tree_map(_real, kwargs))

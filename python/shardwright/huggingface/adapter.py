@@ -19,14 +19,10 @@ _announced = False
 
 
 def prepare(module: nn.Module, *, announce: bool) -> None:
-    """Make models of ``transformers`` ready to be divided.
+    """Make models of ``transformers`` ready to be divided; with `announce`, this rank says so once.
 
     Key/value caches that a model would make itself are switched off: they are state that modules share in place.
     Generation then computes every position anew, which is slower and gives the same tokens.
-
-    Args:
-        module: The model.
-        announce: Whether this rank says so, which it does once.
     """
     global _announced
     changed = []

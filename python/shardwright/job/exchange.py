@@ -36,11 +36,7 @@ class Gathers:
 
 
 def send_object(runtime: Runtime, rank: int, channel: str, spec: _core.Spec, parts: _core.TensorParts) -> None:
-    """Send an encoded object to a rank, without waiting; see :func:`receive_object`.
-
-    Raises:
-        PeerLostError: A rank is gone: this one, or whose loss made this one leave.
-    """
+    """Send an encoded object to a rank, without waiting; see :func:`receive_object`."""
     try:
         runtime.node.send_object(rank, channel, spec, parts)
     except PeerLostError:
@@ -53,15 +49,11 @@ def receive_object(
 ) -> Any:
     """Receive an object from another rank, while checking for failures of the step.
 
-    Args:
-        runtime: This rank.
-        rank: The sender.
-        channel: The channel it sent it on.
-        deadline: On the monotonic clock; by default it waits as long as the sender lives.
-        what: What is waited for, in reports; by default the object.
+    ``what`` describes it in reports. Without a ``deadline`` (of the monotonic clock), it waits as long as the sender
+    lives.
 
     Raises:
-        TimeoutError: It did not come before ``deadline``, on the monotonic clock.
+        TimeoutError: It did not come before the deadline.
     """
     # Most come soon: so short a wait is nobody's business.
     if (received := _received(runtime, rank, channel, 0.1 if deadline is None else 0.0)) is not None:
@@ -86,13 +78,9 @@ def _received(runtime: Runtime, rank: int, channel: str, seconds: float) -> Any:
 
 
 def wait_collective(runtime: Runtime, work: Any, ranks: list[int], number: int | None = None) -> None:
-    """Wait for a collective of ``torch.distributed``, while checking for failures of other ranks.
+    """Wait for a collective of ``torch.distributed``, while checking for failures of the ranks that take part.
 
-    Args:
-        runtime: This rank.
-        work: The collective's.
-        ranks: Who takes part.
-        number: Which of the group's collectives it is, where they are counted.
+    ``number`` is its number among the group's collectives, where they are counted.
     """
     if not work.is_completed():
         with Wait(runtime, f"a collective of ranks {ranks}", ranks, collective=number) as wait:

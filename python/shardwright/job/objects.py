@@ -1,4 +1,7 @@
-"""Sending Python objects between ranks: send, receive, broadcast, all-gather and barriers (spec, 2.3)."""
+"""Sending Python objects between ranks: send, receive, broadcast, all-gather and barriers (spec, 2.3).
+
+Before ``smp.init``, all functions raise :class:`ShardwrightError`.
+"""
 
 from __future__ import annotations
 
@@ -60,22 +63,16 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
         ConfigError: ``dest_rank`` does not exist, or ``rank_type`` is not a :class:`RankType`.
         UnsupportedValueError: The object contains a value of a type that cannot be sent.
         PeerLostError: The receiver is gone.
-        ShardwrightError: ``smp.init`` has not been called.
     """
     send_on(current_runtime(), global_rank(dest_rank, rank_type, "dest_rank"), _CHANNEL, obj)
 
 
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
-    """Receive the next object that a rank sent or broadcast to this rank (spec, 2.3).
-
-    Blocks until the object has arrived.
+    """Wait for the next object that a rank sent or broadcast to this rank, and return it (spec, 2.3).
 
     Args:
         src_rank: The sending rank.
         rank_type: How ``src_rank`` is interpreted.
-
-    Returns:
-        The object.
 
     Raises:
         ConfigError: ``src_rank`` does not exist, or ``rank_type`` is not a :class:`RankType`.
@@ -83,7 +80,6 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
         PeerLostError: The sender is gone.
         RemoteError: The step in which this is called has failed on another rank.
         StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
-        ShardwrightError: ``smp.init`` has not been called.
     """
     return receive_on(current_runtime(), global_rank(src_rank, rank_type, "src_rank"), _CHANNEL)
 
@@ -91,17 +87,7 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
 def broadcast(obj: Any, group: CommGroup) -> None:
     """Send an object to all other ranks of a group, which receive it with :func:`recv_from` (spec, 2.3).
 
-    Returns without waiting for the receivers.
-
-    Args:
-        obj: The object. Tensors in it arrive on each receiver's device.
-        group: The group.
-
-    Raises:
-        ConfigError: ``group`` is not a :class:`CommGroup`.
-        UnsupportedValueError: The object contains a value of a type that cannot be sent.
-        PeerLostError: A receiver is gone.
-        ShardwrightError: ``smp.init`` has not been called.
+    Returns without waiting for the receivers. Errors are those of :func:`send`.
     """
     runtime = current_runtime()
     for rank in group_ranks(group):
@@ -125,30 +111,17 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
         PeerLostError: A rank of the group is gone.
         RemoteError: The step in which this is called has failed on another rank.
         StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
-        ShardwrightError: Another rank calls a different function or has called this one more often, or ``smp.init``
-            has not been called.
+        ShardwrightError: Another rank calls a different function or has called this one more often.
     """
     return gathered("smp.allgather", obj, group)
 
 
 def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = False) -> list[Any]:
-    """Gather an object from every rank of a group. All ranks of the group must call this.
+    """Gather an object from every rank of a group, like :func:`allgather`, on behalf of ``operation``.
 
     Messages carry the number of the call and its operation: an interrupted call leaves objects behind that the next
-    call must not receive, and another rank may have called something else.
-
-    Args:
-        operation: The name of the calling function, for error messages.
-        obj: The object of this rank.
-        group: The group.
-        to_first: Gather to the first rank of the group only; the others return an empty list without waiting.
-
-    Returns:
-        The objects of all ranks, in the order of their ranks.
-
-    Raises:
-        ConfigError: ``group`` is not a :class:`CommGroup`.
-        ShardwrightError: Another rank calls a different function, or has called this one more often.
+    call must not receive, and another rank may have called something else. With ``to_first``, only the first rank of
+    the group gets the objects; the others return an empty list without waiting.
     """
     runtime = current_runtime()
     ranks = group_ranks(group)
@@ -180,43 +153,18 @@ def _object_of(runtime: Runtime, rank: int, channel: str, call: tuple[int, int],
 
 
 def barrier(group: CommGroup = WORLD) -> None:
-    """Wait until every rank of a group has called this (spec, 2.3).
+    """Wait until every rank of a group, by default all ranks, has called this (spec, 2.3).
 
-    Args:
-        group: The group; by default all ranks.
-
-    Raises:
-        ConfigError: ``group`` is not a :class:`CommGroup`.
-        PeerLostError: A rank of the group is gone.
-        RemoteError: The step in which this is called has failed on another rank.
-        StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
-        ShardwrightError: Another rank calls a different function or has called this one more often, or ``smp.init``
-            has not been called.
+    Errors are those of :func:`allgather`.
     """
     gathered("smp.barrier", None, group)
 
 
 def dp_barrier() -> None:
-    """Wait until every rank of DP_GROUP has called this (spec, 2.3).
-
-    Raises:
-        PeerLostError: A rank of the group is gone.
-        RemoteError: The step in which this is called has failed on another rank.
-        StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
-        ShardwrightError: Another rank calls a different function or has called this one more often, or ``smp.init``
-            has not been called.
-    """
+    """Wait until every rank of DP_GROUP has called this; see :func:`barrier` (spec, 2.3)."""
     barrier(DP_GROUP)
 
 
 def mp_barrier() -> None:
-    """Wait until every rank of MP_GROUP has called this (spec, 2.3).
-
-    Raises:
-        PeerLostError: A rank of the group is gone.
-        RemoteError: The step in which this is called has failed on another rank.
-        StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
-        ShardwrightError: Another rank calls a different function or has called this one more often, or ``smp.init``
-            has not been called.
-    """
+    """Wait until every rank of MP_GROUP has called this; see :func:`barrier` (spec, 2.3)."""
     barrier(MP_GROUP)

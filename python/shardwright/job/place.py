@@ -13,13 +13,7 @@ from shardwright import _core
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's position in its job.
-
-    Attributes:
-        cfg: The effective configuration.
-        topology: Ranks and groups.
-        launch: How this process was started.
-    """
+    """A rank's position in its job: the effective configuration, ranks and groups, and how the process was started."""
 
     cfg: Any
     topology: _core.Topology

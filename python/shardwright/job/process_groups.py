@@ -1,4 +1,8 @@
-"""The process groups of ``torch.distributed`` for the groups of ranks (spec, 2.2)."""
+"""The process groups of ``torch.distributed`` for the groups of ranks (spec, 2.2).
+
+They exist with the configuration key ``ddp`` in a job of several ranks; otherwise these functions raise
+:class:`ConfigError`.
+"""
 
 from __future__ import annotations
 
@@ -17,78 +21,30 @@ def _process_group(group: CommGroup) -> Any:
 
 
 def get_world_process_group() -> Any:
-    """Return the ``torch.distributed`` process group of WORLD (spec, 2.2).
-
-    Returns:
-        The process group.
-
-    Raises:
-        ConfigError: The configuration key ``ddp`` is off, or the job has one rank.
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the ``torch.distributed`` process group of WORLD (spec, 2.2)."""
     return _process_group(WORLD)
 
 
 def get_mp_process_group() -> Any:
-    """Return the ``torch.distributed`` process group of MP_GROUP (spec, 2.2).
-
-    Returns:
-        The process group.
-
-    Raises:
-        ConfigError: The configuration key ``ddp`` is off, or the job has one rank.
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the ``torch.distributed`` process group of MP_GROUP (spec, 2.2)."""
     return _process_group(MP_GROUP)
 
 
 def get_dp_process_group() -> Any:
-    """Return the ``torch.distributed`` process group of DP_GROUP (spec, 2.2).
-
-    Returns:
-        The process group.
-
-    Raises:
-        ConfigError: The configuration key ``ddp`` is off, or the job has one rank.
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the ``torch.distributed`` process group of DP_GROUP (spec, 2.2)."""
     return _process_group(DP_GROUP)
 
 
 def get_pp_process_group() -> Any:
-    """Return the ``torch.distributed`` process group of PP_GROUP (spec, 2.2).
-
-    Returns:
-        The process group.
-
-    Raises:
-        ConfigError: The configuration key ``ddp`` is off, or the job has one rank.
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the ``torch.distributed`` process group of PP_GROUP (spec, 2.2)."""
     return _process_group(PP_GROUP)
 
 
 def get_tp_process_group() -> Any:
-    """Return the ``torch.distributed`` process group of TP_GROUP (spec, 2.2).
-
-    Returns:
-        The process group.
-
-    Raises:
-        ConfigError: The configuration key ``ddp`` is off, or the job has one rank.
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the ``torch.distributed`` process group of TP_GROUP (spec, 2.2)."""
     return _process_group(TP_GROUP)
 
 
 def get_rdp_process_group() -> Any:
-    """Return the ``torch.distributed`` process group of RDP_GROUP (spec, 2.2).
-
-    Returns:
-        The process group.
-
-    Raises:
-        ConfigError: The configuration key ``ddp`` is off, or the job has one rank.
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the ``torch.distributed`` process group of RDP_GROUP (spec, 2.2)."""
     return _process_group(RDP_GROUP)

@@ -1,4 +1,7 @@
-"""Ranks, sizes and groups of the job (spec, 2.2)."""
+"""Ranks, sizes and groups of the job (spec, 2.2).
+
+Before ``smp.init``, all functions raise :class:`ShardwrightError`.
+"""
 
 from __future__ import annotations
 
@@ -51,26 +54,14 @@ class RankType(Enum):
     RDP_RANK = "RDP_GROUP"
 
 
-WORLD = CommGroup.WORLD
-MP_GROUP = CommGroup.MP_GROUP
-DP_GROUP = CommGroup.DP_GROUP
-PP_GROUP = CommGroup.PP_GROUP
-TP_GROUP = CommGroup.TP_GROUP
-RDP_GROUP = CommGroup.RDP_GROUP
+WORLD, MP_GROUP, DP_GROUP, PP_GROUP, TP_GROUP, RDP_GROUP = CommGroup
 
 
 def group_ranks(group: CommGroup) -> list[int]:
-    """Return the global ranks of one of the calling rank's groups.
-
-    Args:
-        group: The group.
-
-    Returns:
-        The global ranks, in ascending order.
+    """Return the global ranks of one of the calling rank's groups, in ascending order.
 
     Raises:
         ConfigError: ``group`` is not a :class:`CommGroup`.
-        ShardwrightError: ``smp.init`` has not been called.
     """
     runtime = current_runtime()
     if not isinstance(group, CommGroup):
@@ -81,19 +72,10 @@ def group_ranks(group: CommGroup) -> list[int]:
 
 
 def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
-    """Return the global rank for a rank of some type.
-
-    Args:
-        rank: The rank.
-        rank_type: How ``rank`` is interpreted.
-        argument: The name of the argument in error messages.
-
-    Returns:
-        The global rank.
+    """Return the global rank for a rank of some type. Error messages name it as ``argument``.
 
     Raises:
         ConfigError: ``rank`` is not an integer or not in the group, or ``rank_type`` is not a :class:`RankType`.
-        ShardwrightError: ``smp.init`` has not been called.
     """
     if not isinstance(rank_type, RankType):
         allowed = ", ".join(f"smp.RankType.{each.name}" for each in RankType)
@@ -123,228 +105,95 @@ def _index(group: CommGroup) -> int:
 
 
 def rank() -> int:
-    """Return the global rank of the calling process (spec, 2.2).
-
-    Returns:
-        The rank, from 0 to ``size() - 1``.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the global rank of the calling process, from 0 to ``size() - 1`` (spec, 2.2)."""
     return current_runtime().place.rank
 
 
 def size() -> int:
-    """Return the number of ranks in the job (spec, 2.2).
-
-    Returns:
-        The number of ranks.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the number of ranks in the job (spec, 2.2)."""
     return len(group_ranks(WORLD))
 
 
 def local_rank() -> int:
-    """Return the rank among the processes of the job on this host (spec, 2.2).
-
-    Returns:
-        The rank, from 0 to ``local_size() - 1``.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the rank among the processes of the job on this host, from 0 to ``local_size() - 1`` (spec, 2.2)."""
     return current_runtime().place.launch.local_rank
 
 
 def local_size() -> int:
-    """Return the number of processes of the job on this host (spec, 2.2).
-
-    Returns:
-        The number of processes.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the number of processes of the job on this host (spec, 2.2)."""
     return current_runtime().place.launch.local_size
 
 
 def mp_rank() -> int:
-    """Return the index of this rank in MP_GROUP, the ranks of one model replica (spec, 2.2).
-
-    Returns:
-        The index, from 0 to ``mp_size() - 1``.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the index of this rank in MP_GROUP, the ranks of one model replica (spec, 2.2)."""
     return _index(MP_GROUP)
 
 
 def mp_size() -> int:
-    """Return the size of MP_GROUP: the size of one model replica (spec, 2.2).
-
-    Returns:
-        The number of ranks.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the size of MP_GROUP: the size of one model replica (spec, 2.2)."""
     return len(group_ranks(MP_GROUP))
 
 
 def dp_rank() -> int:
-    """Return the index of this rank in DP_GROUP, the ranks of one pipeline stage (spec, 2.2).
-
-    Returns:
-        The index, from 0 to ``dp_size() - 1``.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the index of this rank in DP_GROUP, the ranks of one pipeline stage (spec, 2.2)."""
     return _index(DP_GROUP)
 
 
 def dp_size() -> int:
-    """Return the size of DP_GROUP: the data-parallel degree, tensor-parallel ranks included (spec, 2.2).
-
-    Returns:
-        The number of ranks.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the size of DP_GROUP: the data-parallel degree, tensor-parallel ranks included (spec, 2.2)."""
     return len(group_ranks(DP_GROUP))
 
 
 def pp_rank() -> int:
-    """Return the index of this rank in PP_GROUP: the pipeline stage (spec, 2.2).
-
-    Returns:
-        The index, from 0 to ``pp_size() - 1``.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the index of this rank in PP_GROUP: the pipeline stage (spec, 2.2)."""
     return _index(PP_GROUP)
 
 
 def pp_size() -> int:
-    """Return the size of PP_GROUP: the pipeline-parallel degree (spec, 2.2).
-
-    Returns:
-        The number of ranks.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the size of PP_GROUP: the pipeline-parallel degree (spec, 2.2)."""
     return len(group_ranks(PP_GROUP))
 
 
 def tp_rank() -> int:
-    """Return the index of this rank in TP_GROUP, the ranks that divide the same modules (spec, 2.2).
-
-    Returns:
-        The index, from 0 to ``tp_size() - 1``.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the index of this rank in TP_GROUP, the ranks that divide the same modules (spec, 2.2)."""
     return _index(TP_GROUP)
 
 
 def tp_size() -> int:
-    """Return the size of TP_GROUP: the tensor-parallel degree (spec, 2.2).
-
-    Returns:
-        The number of ranks.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the size of TP_GROUP: the tensor-parallel degree (spec, 2.2)."""
     return len(group_ranks(TP_GROUP))
 
 
 def rdp_rank() -> int:
-    """Return the index of this rank in RDP_GROUP, the ranks that hold the same parameters (spec, 2.2).
-
-    Returns:
-        The index, from 0 to ``rdp_size() - 1``.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the index of this rank in RDP_GROUP, the ranks that hold the same parameters (spec, 2.2)."""
     return _index(RDP_GROUP)
 
 
 def rdp_size() -> int:
-    """Return the size of RDP_GROUP: the reduced data-parallel degree (spec, 2.2).
-
-    Returns:
-        The number of ranks.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the size of RDP_GROUP: the reduced data-parallel degree (spec, 2.2)."""
     return len(group_ranks(RDP_GROUP))
 
 
 def get_mp_group() -> list[int]:
-    """Return the ranks of MP_GROUP (spec, 2.2).
-
-    Returns:
-        The global ranks, in ascending order.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the global ranks of MP_GROUP, in ascending order (spec, 2.2)."""
     return group_ranks(MP_GROUP)
 
 
 def get_dp_group() -> list[int]:
-    """Return the ranks of DP_GROUP (spec, 2.2).
-
-    Returns:
-        The global ranks, in ascending order.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the global ranks of DP_GROUP, in ascending order (spec, 2.2)."""
     return group_ranks(DP_GROUP)
 
 
 def get_pp_group() -> list[int]:
-    """Return the ranks of PP_GROUP (spec, 2.2).
-
-    Returns:
-        The global ranks, in ascending order.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the global ranks of PP_GROUP, in ascending order (spec, 2.2)."""
     return group_ranks(PP_GROUP)
 
 
 def get_tp_group() -> list[int]:
-    """Return the ranks of TP_GROUP (spec, 2.2).
-
-    Returns:
-        The global ranks, in ascending order.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the global ranks of TP_GROUP, in ascending order (spec, 2.2)."""
     return group_ranks(TP_GROUP)
 
 
 def get_rdp_group() -> list[int]:
-    """Return the ranks of RDP_GROUP (spec, 2.2).
-
-    Returns:
-        The global ranks, in ascending order.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
-    """
+    """Return the global ranks of RDP_GROUP, in ascending order (spec, 2.2)."""
     return group_ranks(RDP_GROUP)

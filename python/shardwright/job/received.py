@@ -21,11 +21,7 @@ def decode_from(runtime: Runtime, rank: int, spec: _core.Spec, parts: _core.Tens
 
 
 def build(runtime: Runtime, rank: int, spec: _core.Spec, tensors: list[Any]) -> Any:
-    """Decode a value received from a rank, with these tensors.
-
-    Raises:
-        UnsupportedValueError: It holds a value of a type that is not registered here.
-    """
+    """Decode a value received from a rank, with these tensors; raises as :func:`decode_from`."""
     try:
         return spec.build(tensors, registry)
     except UnknownNameError as error:

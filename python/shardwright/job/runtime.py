@@ -99,11 +99,7 @@ class Runtime:
         self.server.check_abort(self.step.number if self.step.running else self.step.number + 1, needed)
 
     def check_process(self, what: str) -> None:
-        """Raise in a forked process, which lacks the threads of the rank.
-
-        Raises:
-            ShardwrightError: This is not the process that called ``smp.init``.
-        """
+        """Raise in a forked process, which lacks the threads of the rank."""
         if (pid := os.getpid()) != self.pid:
             raise ShardwrightError(
                 f"{what} was called in process {pid}, which was forked from rank {self.place.rank} (process {self.pid})"
@@ -118,11 +114,7 @@ _default: Runtime | None = None
 
 
 def current_runtime() -> Runtime:
-    """Return the runtime of the calling context.
-
-    Raises:
-        ShardwrightError: ``smp.init`` was not called.
-    """
+    """Return the runtime of the calling context; raises :class:`ShardwrightError` before ``smp.init``."""
     if (runtime := find_runtime()) is None:
         raise ShardwrightError("call smp.init(...) before any other function of shardwright")
     return runtime

@@ -7,15 +7,13 @@ import itertools
 import time
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from shardwright.errors import RemoteError, StallError
+from shardwright.job.runtime import Runtime
 from shardwright.job.threads import thread
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 #: Shorter waits are not reported.
 _UNNOTICED_SECONDS = 0.5
@@ -56,14 +54,10 @@ class Wait:
         ends_by_message: bool = False,
         collective: int | None = None,
     ) -> None:
-        """Begin.
+        """Begin to wait for what ``what`` describes, which needs the ranks ``needed``.
 
-        Args:
-            runtime: The rank that waits.
-            what: What is waited for, as text.
-            needed: The ranks that are waited for.
-            ends_by_message: Whether only an object sent by another rank's script can end the wait.
-            collective: The index of the collective among those of the needed ranks, where they are counted.
+        ``ends_by_message`` tells that only an object sent by another rank's script can end the wait. A ``collective``
+        has an index among those of the needed ranks, where they are counted.
         """
         self.number = next(_numbers)
         self.ends_by_message = ends_by_message
@@ -106,13 +100,7 @@ class Wait:
         return f"rank {self._runtime.place.rank} has waited {self.seconds:.1f} s for {self._what}"
 
     def until_completed(self, work: Any, device: torch.device) -> None:
-        """Wait for the end of a collective of ``torch.distributed`` on tensors of a device, be it good or bad.
-
-        Raises:
-            RemoteError: As for :meth:`check`, as the next two.
-            PeerLostError: See there.
-            StallError: See there.
-        """
+        """Wait until a collective on tensors of a device has ended, well or not; raises as :meth:`check`."""
         pause = _MIN_PAUSE_SECONDS
         while not work.is_completed():
             self.check()

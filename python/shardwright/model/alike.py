@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,10 +12,8 @@ from torch.nn.parameter import is_lazy
 from shardwright.errors import ConfigError, PartitionError
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
+from shardwright.job.runtime import Runtime
 from shardwright.tensor_parallel.module import named_shardings
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _OPERATION = "smp.DistributedModel"
 
@@ -49,14 +46,14 @@ def check_same_model(module: nn.Module, runtime: Runtime) -> None:
     if world == 1:
         return
     divided = named_shardings(module)
-    own = {name: _tensor_info(tensor, name in divided) for name, tensor in _named_tensors(module)}
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    own = {name: _tensor_info(tensor, name in divided) for name, tensor in tensors}
     # Compare a digest of the undivided tensors first, and send the details only if that is not enough.
     common = repr(sorted((name, *each) for name, each in own.items() if not each.divided))
     digest = hashlib.sha256(common.encode()).hexdigest()
     if len({*gathered(_OPERATION, (digest, bool(divided)), WORLD)}) == 1 and not divided:
         return
-    every = gathered(_OPERATION, {name: tuple(each) for name, each in own.items()}, WORLD)
-    models = [{name: _TensorInfo(*each) for name, each in of_rank.items()} for of_rank in every]
+    models = gathered(_OPERATION, own, WORLD)
     for rank in range(1, world):
         # Divided tensors differ between the tensor-parallel ranks of one replica.
         same_place = runtime.place.topology.coordinates(rank)[1] == runtime.place.topology.coordinates(0)[1]
@@ -64,11 +61,6 @@ def check_same_model(module: nn.Module, runtime: Runtime) -> None:
     for kind in ("TP_GROUP", "DP_GROUP"):
         for group in runtime.place.topology.groups(kind):
             _compare_flags(kind[:2].lower(), [models[rank] for rank in group])
-
-
-def _named_tensors(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
 
 
 def _tensor_info(tensor: torch.Tensor, divided: bool) -> _TensorInfo:

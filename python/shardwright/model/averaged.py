@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.swa_utils import get_swa_multi_avg_fn
@@ -13,9 +13,7 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution.task import running_task
 from shardwright.model.distributed import DistributedModel
-
-if TYPE_CHECKING:
-    from shardwright.model.state_dict import IncompatibleKeys
+from shardwright.model.state_dict import IncompatibleKeys
 
 AverageOne = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 AverageMany = Callable[[list[torch.Tensor], list[torch.Tensor], torch.Tensor], Any]
@@ -92,11 +90,7 @@ class AveragedModel:
 
     @torch.no_grad()
     def update_parameters(self) -> None:
-        """Update the averages with the model's current weights. Call it on every rank, after an optimizer step.
-
-        Raises:
-            ShardwrightError: Called inside a step function.
-        """
+        """Update the averages with the model's current weights. Call it on every rank, after an optimizer step."""
         if running_task() is not None:
             raise ShardwrightError("update_parameters was called in a step; call it after the optimizer's step")
         pairs = self._pairs()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -20,10 +19,8 @@ from shardwright.execution.turn import Turn
 from shardwright.frames import Leaves, current_frame, in_frame, owning_edge, run_backward
 from shardwright.frames.cut import slot_of
 from shardwright.frames.remote import is_remote
+from shardwright.job.runtime import Runtime
 from shardwright.tensor_parallel.group import TensorGroup
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 RootGradients = torch.Tensor | Sequence[torch.Tensor | None] | None
 

@@ -124,11 +124,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module. With several pipeline ranks, this is allowed only inside a step function.
-
-        Raises:
-            ShardwrightError: Called outside a step with several pipeline ranks.
-        """
+        """Run the module. With several pipeline ranks, this is allowed only inside a step function."""
         module = self._modules["module"]  # avoids the cost of __getattr__ in every call
         assert module is not None, "set once and for all"
         if self._runtime.place.pp_size > 1:

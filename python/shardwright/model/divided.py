@@ -32,37 +32,25 @@ class DividedTensors(LocalTensors):
         """Return an iterator over the modules divided over tensor-parallel ranks, each once, in the model's order."""
         return (module for _, module in distributed_modules(self.module))
 
-    def is_distributed_parameter(self, parameter: nn.Parameter) -> bool:
-        """Return whether the parameter is divided over tensor-parallel ranks: in slices, or on only one of them."""
-        return self._is_distributed(parameter)
+    def is_distributed_parameter(self, parameter: torch.Tensor) -> bool:
+        """Return whether it is divided over tensor-parallel ranks: in slices, or on only one of them."""
+        sharding = self._sharding_of(parameter)
+        return sharding is not None and sharding.is_divided
 
-    def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
-        """Return whether the buffer is divided over tensor-parallel ranks: in slices, or on only one of them."""
-        return self._is_distributed(buffer)
+    def is_scaled_batch_parameter(self, parameter: torch.Tensor) -> bool:
+        """Return whether it is applied to the samples of all tensor-parallel ranks, not only this rank's."""
+        sharding = self._sharding_of(parameter)
+        return sharding is not None and sharding.scaled_batch
 
-    def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
-        """Return whether the parameter is applied to the samples of all tensor-parallel ranks, not only this rank's."""
-        return self._is_scaled_batch(parameter)
-
-    def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
-        """Return whether the buffer is applied to the samples of all tensor-parallel ranks, not only this rank's."""
-        return self._is_scaled_batch(buffer)
+    is_distributed_buffer, is_scaled_batch_buffer = is_distributed_parameter, is_scaled_batch_parameter
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Return an iterator over this rank's parameters reduced over DP_GROUP, with their names in the model."""
-        return ((name, p) for name, p in self.local_named_parameters() if not self._is_scaled_batch(p))
+        return ((name, p) for name, p in self.local_named_parameters() if not self.is_scaled_batch_parameter(p))
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Return an iterator over this rank's parameters reduced over RDP_GROUP, with their names in the model."""
-        return ((name, p) for name, p in self.local_named_parameters() if self._is_scaled_batch(p))
-
-    def _is_distributed(self, tensor: torch.Tensor) -> bool:
-        sharding = self._sharding_of(tensor)
-        return sharding is not None and sharding.is_divided
-
-    def _is_scaled_batch(self, tensor: torch.Tensor) -> bool:
-        sharding = self._sharding_of(tensor)
-        return sharding is not None and sharding.scaled_batch
+        return ((name, p) for name, p in self.local_named_parameters() if self.is_scaled_batch_parameter(p))
 
     def _sharding_of(self, tensor: torch.Tensor) -> Sharding | None:
         """Return how a tensor is divided over tp ranks; None if it does not belong to a distributed module."""

@@ -15,11 +15,8 @@ from shardwright.job.runtime import find_runtime
 def gather_over(group: CommGroup, value: Any, operation: str, *, to_first: bool = False) -> list[Any]:
     """Return the `value` of every rank of a group, in rank order. All ranks of the group must call this function.
 
-    Args:
-        group: PP_GROUP, TP_GROUP, or MP_GROUP for all ranks that hold a part of the model.
-        value: The value of this rank.
-        operation: The name of the operation that the ranks run together, for error messages.
-        to_first: Whether only the first rank of the group needs the values. The others then get an empty list.
+    Error messages name the `operation`. With `to_first`, only the first rank gets the values; the others get an empty
+    list.
     """
     runtime = find_runtime()
     if runtime is None or len(runtime.place.topology.group(group.value, runtime.place.rank)) == 1:

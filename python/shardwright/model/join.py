@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from shardwright.data_parallel.replicas import Replicas
 from shardwright.data_parallel.uneven import EXHAUSTED, TRAINING, JoinState
+from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.model.vote import vote
 from shardwright.timeline.trace import begin_step
-
-if TYPE_CHECKING:
-    from shardwright.data_parallel.replicas import Replicas
-    from shardwright.job.runtime import Runtime
 
 
 @contextmanager

@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 
 class Models(WrappedModels):
-    """The wrapped models of a rank, with their placements and the optimizers that train them.
+    """The wrapped models of a rank, with their placements and the distributed optimizers that train them.
 
     Attributes:
-        optimizers: The distributed optimizers.
         pending_controls: The requests by which a decision was sent to the other ranks of the pipeline.
     """
 

@@ -33,7 +33,8 @@ class Ownership(LocalTensors):
         self.pp_rank = pp_rank
         self._paths = dict(tree.path_of)
         self._canonical = dict(tree.names_to_paths())
-        self._sentinels: dict[str, Sentinel] = {}
+        #: The sentinels on this rank by full name. A tied one is listed under each of its names.
+        self.sentinels: dict[str, Sentinel] = {}
         self._checks: dict[int, _Slots] = {}
         self._replace(tree)
         self._replace_attributes(tree)
@@ -57,7 +58,7 @@ class Ownership(LocalTensors):
                 for name, index in indices.items():
                     if index in absent:
                         getattr(entry.module, f"_{kind}s")[name] = absent[index]
-                        self._sentinels[join_path(entry.path, name)] = absent[index]
+                        self.sentinels[join_path(entry.path, name)] = absent[index]
             for index, sentinel in absent.items() if kind == "parameter" else ():
                 release(entries[index].tensor, sentinel)
 
@@ -79,20 +80,11 @@ class Ownership(LocalTensors):
         """Return whether this rank runs the module with this path."""
         return self.owner(path) == self.pp_rank
 
-    @property
-    def sentinels(self) -> dict[str, Sentinel]:
-        """The sentinels on this rank by full name. A tied one is listed under each of its names."""
-        return dict(self._sentinels)
-
     def check(self, module: nn.Module) -> None:
         """Raise an error if weights of a remote module were replaced by other tensors on this rank.
 
         ``torch.func.functional_call``, and assignments to a weight after the partition, replace weights. The rank that
         owns the module would not see the replacement. The check is cheap enough for every remote call.
-
-        Raises:
-            NotOwnedError: A tensor is no longer the sentinel that was put there. The message names the first such
-                tensor.
         """
         slots = self._checks.get(id(module))
         if slots is None:
@@ -113,7 +105,7 @@ class Ownership(LocalTensors):
             holders: tuple[dict[str, torch.Tensor | None], ...] = (submodule._parameters, submodule._buffers)  # type: ignore[assignment]
             for holder in holders:
                 for name in holder:
-                    sentinel = self._sentinels.get(join_path(path, name))
+                    sentinel = self.sentinels.get(join_path(path, name))
                     if sentinel is not None:
                         slots.append((holder, name, sentinel, sentinel.sentinel_name))
         return tuple(slots)
@@ -136,23 +128,14 @@ class Ownership(LocalTensors):
 
 
 def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int, rank: int | None = None) -> Ownership:
-    """Release everything in `module` that `decision` places on another rank than `pp_rank`.
+    """Release what `decision` places on other ranks than `pp_rank`, and return this rank's share of the model.
 
     Parameters and buffers owned elsewhere become sentinels; tied names share one. The storage of such parameters is
     freed even if an optimizer or a list still refers to them, and those references become sentinels too. The storage of
     buffers is not freed: the script may still use a tensor that it registered. No random number is drawn.
 
-    Args:
-        module: The whole model, as built by the script.
-        decision: The partition, made for this model.
-        pp_rank: The rank of this process in its pipeline.
-        rank: Its global rank, for error messages.
-
-    Returns:
-        This rank's share.
-
     Raises:
-        PartitionError: The decision was made for another model.
+        PartitionError: The decision was made for another model. The message names the global `rank`.
     """
     decision.check_against(module, rank=rank)
     # The first step may be an evaluation in inference mode, with training to follow.

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from shardwright import _core, logs
-from shardwright.data_parallel import Replicas, sync_batch_norm
+from shardwright.data_parallel import sync_batch_norm
+from shardwright.data_parallel.replicas import Replicas
 from shardwright.delayed.materialise import materialise
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
@@ -27,6 +28,7 @@ from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
 from shardwright.job.objects import receive_on, send_on
+from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.model.sentinel import PLACEHOLDERS, is_sentinel
@@ -39,7 +41,6 @@ from shardwright.tensor_parallel.module import ShardedTensors
 from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
     from shardwright.model.distributed import DistributedModel
 
 
@@ -328,9 +329,6 @@ class Placement:
 
         Another peer's request may arrive before the root's decision, which the main thread cannot apply while this task
         has the turn. Waiting for an answer gives up the turn, and the root's answer arrives after its decision.
-
-        Raises:
-            StepAborted: The model could not be placed on this rank.
         """
         if not self._placed:
             self.runtime.server.wait(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.model.placement import Placement
 from shardwright.model.sharded_state import load_whole_state_dict, whole_state_dict
 from shardwright.model.state_dict import (
     PARTIAL_KEY,
@@ -19,11 +20,6 @@ from shardwright.model.state_dict import (
     state_dict,
 )
 from shardwright.model.updates import Updates
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from shardwright.model.placement import Placement
 
 
 class Saving(nn.Module):

@@ -92,10 +92,8 @@ class IgnoredHook:
 class Sentinel(torch.Tensor):
     """A parameter or buffer that another rank owns: metadata without values.
 
-    Attributes:
-        sentinel_name: The full name of the parameter or buffer in the model.
-        sentinel_kind: ``"parameter"`` or ``"buffer"``.
-        sentinel_owner: The pp_rank that holds the values.
+    It knows its full name in the model, whether it is a ``"parameter"`` or a ``"buffer"``, and the pp_rank that owns
+    it.
     """
 
     sentinel_name: str
@@ -239,13 +237,9 @@ def is_sentinel(value: object) -> bool:
 
 
 def release(original: torch.Tensor, sentinel: Sentinel) -> None:
-    """Free the storage of a parameter, whatever still holds a reference to the parameter.
+    """Free the storage of a parameter that `sentinel` replaces, whatever still holds a reference to the parameter.
 
     Only this object gives up the memory: a storage that other tensors share remains allocated for them.
-
-    Args:
-        original: The parameter that this rank does not own.
-        sentinel: The sentinel that replaced it in the module.
     """
     original.grad = None
     forget(original)

@@ -21,16 +21,8 @@ def whole_state_dict(
 ) -> OrderedDict[str, Any]:
     """Return the whole model's state dict on the CPU. Every rank of MP_GROUP must call this function.
 
-    First the tp ranks of a stage combine what is divided over them, then the stages are combined.
-
-    Args:
-        module: The model.
-        ownership: This rank's share of it in the pipeline; None if it is not divided over pipeline ranks.
-        shardings: How tensors are divided over tp ranks, by name.
-        to_first: Whether only the first rank of MP_GROUP needs it. The others then get an empty dict.
-
-    Returns:
-        The state dict of the undivided model, with its names in its order.
+    First the tp ranks of a stage combine what is divided over them, as `shardings` tells by name; then the stages are
+    combined. With `to_first`, only the first rank of MP_GROUP gets it, and the others an empty dict.
     """
     part = on_cpu(local_state_dict(module, ownership))
     part.pop(PARTIAL_KEY)
@@ -56,22 +48,9 @@ def load_whole_state_dict(
     load: Callable[[dict[str, Any]], IncompatibleKeys],
     strict: bool,
 ) -> IncompatibleKeys:
-    """Load this tp rank's parts of a whole state dict. All ranks of TP_GROUP must call this function.
+    """Load this tp rank's parts of a whole state dict by `load`. All ranks of TP_GROUP must call this function.
 
-    Args:
-        module: The model.
-        state: The whole state dict.
-        shardings: How tensors are divided over tp ranks, by name.
-        rank: The tp rank.
-        degree: The tensor parallelism degree.
-        load: Loads the parts, and raises PyTorch's errors.
-        strict: Whether missing keys are errors.
-
-    Returns:
-        Missing and unexpected keys of the whole model.
-
-    Raises:
-        RuntimeError: Shapes differ, or keys differ and ``strict`` is set. Raised on every rank, with PyTorch's message.
+    Returns missing and unexpected keys of the whole model. Errors are PyTorch's, raised on every rank.
     """
     own, given = module.state_dict(), dict(state)
     problems, missing = [], []

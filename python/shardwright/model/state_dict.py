@@ -31,12 +31,7 @@ class IncompatibleKeys(NamedTuple):
 
 
 def local_state_dict(module: nn.Module, ownership: Ownership | None = None) -> OrderedDict[str, Any]:
-    """Return the part of ``module.state_dict()`` whose values this rank holds, marked by ``_smp_is_partial``.
-
-    Args:
-        module: The model.
-        ownership: This rank's share of it; None if the model is not divided.
-    """
+    """Return the part of ``module.state_dict()`` whose values this rank holds, marked by ``_smp_is_partial``."""
     part: OrderedDict[str, Any] = OrderedDict(
         (key, value)
         for key, value in module.state_dict().items()
@@ -52,15 +47,9 @@ def _is_remote_extra(key: str, ownership: Ownership | None) -> bool:
 
 
 def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> OrderedDict[str, Any]:
-    """Merge the parts of all ranks of a pipeline into one whole state dict.
+    """Merge the parts of all ranks of a pipeline into one whole state dict, with the keys of `order` first.
 
-    Args:
-        parts: What each rank's `local_state_dict` returned, in the order of pp_ranks. A buffer that several ranks hold
-            is taken from the first of them.
-        order: The order of keys in the result. Other keys follow.
-
-    Raises:
-        PartitionError: A key of `order` is in no part.
+    A buffer that several ranks hold is taken from the first of them. A key of `order` must be in a part.
     """
     found: dict[str, Any] = {}
     for part in parts:
@@ -81,12 +70,7 @@ def state_dict(
 ) -> OrderedDict[str, Any]:
     """Return the whole model's state dict on the CPU, in the order of the undivided model's.
 
-    Every rank of the pipeline must call this function.
-
-    Args:
-        module: The model.
-        ownership: This rank's share of it; None if the model is not divided.
-        to_first: Whether only the pipeline's first rank needs it. The others then get an empty dict.
+    Every rank of the pipeline must call this function. With `to_first`, all but the first get an empty dict.
     """
     part = on_cpu(local_state_dict(module, ownership))
     parts = gather_over(PP_GROUP, part, "state_dict", to_first=to_first)
@@ -103,21 +87,9 @@ def load_state_dict(
 ) -> IncompatibleKeys:
     """Load a state dict into this rank's share of a model, which may be divided or not yet.
 
-    Keys are checked over the whole model, as PyTorch does: every rank finds the same missing and unexpected keys.
-
-    Args:
-        module: The model.
-        state: A whole state dict, or what `local_state_dict` returned. In the latter case every rank of the pipeline
-            must call this function, and the parts are merged.
-        strict: Whether missing and unexpected keys are errors.
-        same_partition_load: `state` is this rank's own part under this same partition, so nothing is merged.
-        ownership: This rank's share of the model; None if it is not divided.
-
-    Returns:
-        Missing and unexpected keys of the whole model.
-
-    Raises:
-        RuntimeError: Shapes differ, or keys differ and `strict` is set. The message is that of PyTorch.
+    Keys are checked over the whole model, as PyTorch does: every rank finds the same missing and unexpected keys. If
+    `state` is what `local_state_dict` returned, every rank of the pipeline must call this function, and the parts are
+    merged; with `same_partition_load`, it is this rank's own part under this same partition, and nothing is merged.
     """
     given = OrderedDict(state)
     partial = bool(given.pop(PARTIAL_KEY, False))
@@ -167,12 +139,9 @@ def _placeholders(module: nn.Module) -> Iterator[None]:
 
 
 def make_whole_on_cpu(module: nn.Module) -> None:
-    """Give this rank the values of all parameters and buffers, in host memory.
+    """Give this rank the values of all parameters and buffers, in host memory, in place of sentinels.
 
     Every rank of the pipeline must call this function.
-
-    Args:
-        module: The model. Its sentinels are replaced, tied ones by one tensor.
     """
     mine: dict[str, dict[str, torch.Tensor]] = {
         "parameters": dict(module.named_parameters()),

@@ -5,17 +5,14 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from shardwright.errors import ConfigError, PartialUpdateError, RemoteError
-from shardwright.job.runtime import current_runtime
+from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _HINT = (
     "the weights of ranks may differ, so no step can run. Load weights on every rank (model.load_state_dict), with the "
@@ -93,12 +90,7 @@ class Updates:
         return False
 
     def check(self) -> None:
-        """Check before a step that no step is refused.
-
-        Raises:
-            PartialUpdateError: An optimizer's step has begun on this rank and not ended, or ranks may differ since an
-                earlier step.
-        """
+        """Raise if steps are refused: an update has failed on this rank, or ranks may differ since an earlier step."""
         if self._runtime.place.launch.world_size == 1:
             return
         if self._begun:
@@ -121,10 +113,8 @@ class Updates:
     def compare(self, statuses: Mapping[int, UpdateStatus]) -> None:
         """Compare the statuses of all ranks of the job, at the end of a step without errors so far.
 
-        Raises:
-            PartialUpdateError: A signal arrived between the steps, and only some ranks have updated their weights
-                since; or ranks have called ``step()`` of distributed optimizers different numbers of times. All ranks
-                raise it.
+        All ranks raise :class:`PartialUpdateError` if some have updated their weights and others have not after a
+        signal, or if they have called ``step()`` of distributed optimizers different numbers of times.
         """
         interrupted = [rank for rank, each in statuses.items() if each.interrupted]
         with_update = [rank for rank, each in statuses.items() if each.updated is True]

@@ -6,25 +6,15 @@ rank undoes the step on every rank. Once a rank has all votes, every other rank 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shardwright.job.objects import exchange_in_step
+from shardwright.job.runtime import Runtime
 from shardwright.model.updates import Updates, UpdateStatus
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "vote"
 
 
 def vote(runtime: Runtime) -> None:
-    """Send this rank's vote for the step to all ranks of the job, and wait for theirs.
-
-    Raises:
-        RemoteError: The step has failed on another rank.
-        PeerLostError: A rank is no longer there.
-        PartialUpdateError: The weights of ranks may differ.
-    """
+    """Send this rank's vote for the step to all ranks of the job, and wait for theirs."""
     others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
     own = runtime[Updates].status()
     runtime.step.voted = True

@@ -32,11 +32,7 @@ MERGES = tuple(name for name, hint in HINTS.items() if hint is _MERGE)
 
 
 def whole_call(operation: str) -> str | None:
-    """Return the name of the function of `HINTS` that is running; None for any other use of a weight.
-
-    Args:
-        operation: The operation on a weight of another rank.
-    """
+    """Return the function of `HINTS` that runs, or is the operation itself; None for any other use of a weight."""
     if operation in HINTS:
         return operation
     frame: FrameType | None = sys._getframe(1)

@@ -1,4 +1,9 @@
-"""``smp.nn``: modules that are divided over tensor-parallel ranks (paper, appendices E.1, F and I.3)."""
+"""``smp.nn``: modules that are divided over tensor-parallel ranks (paper, appendices E.1, F and I.3).
+
+A module refuses values of arguments that are not allowed, and sizes that are not divisible by the tensor parallelism
+degree, with a :class:`ConfigError`. If the tensors of a call do not match what it expects (shapes, dtypes, on the CPU
+also ids), or differ between ranks where they must not, all ranks raise it.
+"""
 
 from shardwright.nn import huggingface, utils
 from shardwright.nn.attention import DistributedAttentionLayer

@@ -11,9 +11,8 @@ from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
 from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
-from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.layouts import FEATURES, SHARED, WHOLE, relayout
-from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.module import DistributedModule, Placed
 from shardwright.tensor_parallel.sharding import Sharding
 
 _STREAMS = {False: 0, True: 2}
@@ -52,20 +51,8 @@ class AttentionOptions(BlockOptions, total=False):
     window_size: int | None
 
 
-_DEFAULTS: AttentionOptions = {
-    "num_key_value_heads": None,
-    "query_key_value_bias": True,
-    "dense_bias": True,
-    "query_key_norm": False,
-    "rotary_interleaved": False,
-    "scale": None,
-    "scale_attention_scores": True,
-    "scale_attn_by_layer_idx": False,
-    "attention_in_fp32": False,
-    "use_alibi": False,
-    "alibi_bias_max": 8,
-    "window_size": None,
-}
+#: Those that blocks do not have.
+_OWN = AttentionOptions.__annotations__.keys() - BlockOptions.__annotations__.keys()
 
 
 class DistributedAttentionLayer(Block):
@@ -82,12 +69,6 @@ class DistributedAttentionLayer(Block):
         dense: The linear layer back to the hidden channels.
         layernorm: The normalization of the sum of input and output, or None.
     """
-
-    window_size: int | None
-    rotary_interleaved: bool
-    attention_in_fp32: bool
-    use_alibi: bool
-    alibi_bias_max: float
 
     def __init__(
         self,
@@ -124,12 +105,8 @@ class DistributedAttentionLayer(Block):
             post_layernorm: Whether the sum of input and output is normalized.
             fp32_residual_addition: Whether the sum is computed in single precision.
             **options: Options of :class:`AttentionOptions`.
-
-        Raises:
-            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
-                parallelism degree.
         """
-        given: dict[str, Any] = {**_DEFAULTS, **options}
+        of_block: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
         super().__init__(
             hidden_size,
             hidden_dropout_prob,
@@ -139,30 +116,36 @@ class DistributedAttentionLayer(Block):
             fp32_residual_addition,
             _STREAMS[cross_attention],
             initializer_range if use_normal_initialization else None,
-            **{name: value for name, value in given.items() if name not in _DEFAULTS},
+            **of_block,
         )
         self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = given["num_key_value_heads"] or num_attention_heads
+        self.num_key_value_heads = options.get("num_key_value_heads") or num_attention_heads
         self._check_heads()
         self.attention_head_size = attention_head_size
         self.attention_dropout_prob = self.checked_probability("attention_dropout_prob", attention_dropout_prob)
         self.cross_attention = cross_attention
         self.causal_mask_size = causal_mask_size
-        for name in ("window_size", "rotary_interleaved", "attention_in_fp32", "use_alibi", "alibi_bias_max"):
-            setattr(self, name, given[name])
+        self._keep(options)
+        self._make_linears(options.get("query_key_value_bias", True), options.get("dense_bias", True))
+        normalizes = options.get("query_key_norm", False)
+        self.query_norm, self.key_norm = (
+            HeadNorm(attention_head_size, layernorm_epsilon, **self.placed) if normalizes else None for _ in range(2)
+        )
+
+    def _keep(self, options: AttentionOptions) -> None:
+        """Keep what a call needs of the options."""
+        self.window_size = options.get("window_size")
+        self.rotary_interleaved = options.get("rotary_interleaved", False)
+        self.attention_in_fp32 = options.get("attention_in_fp32", False)
+        self.use_alibi, self.alibi_bias_max = options.get("use_alibi", False), options.get("alibi_bias_max", 8)
         if self.window_size is not None and self.window_size < 1:
             raise ConfigError(f"window_size is {self.window_size}; allowed: 1 or more, and None")
         self.scale = attention_scale(
-            attention_head_size,
-            given["scale"],
-            given["scale_attention_scores"],
-            given["scale_attn_by_layer_idx"],
-            given.get("layer_idx"),
-        )
-        self._make_linears(given["query_key_value_bias"], given["dense_bias"])
-        self.query_norm, self.key_norm = (
-            HeadNorm(attention_head_size, layernorm_epsilon, **self._place) if given["query_key_norm"] else None
-            for _ in range(2)
+            self.attention_head_size,
+            options.get("scale"),
+            options.get("scale_attention_scores", True),
+            options.get("scale_attn_by_layer_idx", False),
+            options.get("layer_idx"),
         )
 
     def _check_heads(self) -> None:
@@ -197,10 +180,6 @@ class DistributedAttentionLayer(Block):
 
         Returns:
             [batch, sequence, hidden_size]; inside another distributed module, still gathered.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match, or the sequence is longer than the causal mask; all
-                ranks raise it.
         """
         if self.inside:
             return self._block(LayerInputs(*inputs))  # type: ignore[arg-type]
@@ -265,39 +244,21 @@ class DistributedAttentionLayer(Block):
 
 
 class HeadNorm(DistributedModule):
-    """Normalization of each head by its root mean square, with one weight for all heads.
+    """Normalization of each head by its root mean square, with one weight, [attention_head_size], for all heads.
 
     Heads are divided over ranks, but the weight is not: its gradient is summed over ranks.
-
-    Attributes:
-        weight: [attention_head_size].
     """
 
     weight: nn.Parameter
 
-    def __init__(
-        self,
-        head_size: int,
-        eps: float,
-        *,
-        group: TensorGroup,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, head_size: int, eps: float, **place: Unpack[Placed]) -> None:
         """Create a layer with a weight of one."""
-        super().__init__(group)
+        super().__init__(**place)
         self.eps = eps
-        self.make_parameter("weight", (head_size,), Sharding(), nn.init.ones_, device=device, dtype=dtype)
+        self.make_parameter("weight", (head_size,), Sharding(), nn.init.ones_)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize.
-
-        Args:
-            input: [..., attention_head_size].
-
-        Returns:
-            Of the same shape.
-        """
+        """Normalize the last dim."""
         own: torch.Tensor = self.weight
         weight = relayout(own, WHOLE, SHARED, group=self.tp_group, needs_grad=own.requires_grad)
         return nn.functional.rms_norm(input, weight.shape, weight, self.eps)
@@ -307,10 +268,6 @@ OF_SELF_ATTENTION = ("hidden", "mask", "position_bias", "cos", "sin")
 
 
 def named_inputs(module: str, inputs: tuple[object, ...], names: tuple[str, ...]) -> LayerInputs:
-    """Convert a caller's tuple to inputs of a layer.
-
-    Raises:
-        ConfigError: It is not a tuple of tensors that begins with hidden states, or it is too long.
-    """
+    """Convert a caller's tuple of tensors, which begins with hidden states, to inputs of a layer."""
     tensors: dict[str, Any] = tensors_by_name(module, inputs, names)
     return LayerInputs(**tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Unpack
 
 import torch
 from torch import nn
@@ -12,12 +12,11 @@ from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, dropout, seed_of
 from shardwright.nn.layer_norm import make_norm
 from shardwright.nn.parallel_linear import ParallelLinear
-from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.layouts import FEATURES, WHOLE, Layout
-from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.module import DistributedModule, Placed
 
 
-class BlockOptions(TypedDict, total=False):
+class BlockOptions(Placed, total=False):
     """Keyword arguments of both blocks beyond the paper's.
 
     Attributes:
@@ -27,27 +26,16 @@ class BlockOptions(TypedDict, total=False):
         layer_idx: The layer's index in the model, from 0; it makes the random numbers of layers different in a call.
         inside: Whether it is part of another distributed module, which has gathered the samples. Inputs are then a
             plain tuple of ``LayerInputs``, and outputs remain gathered.
-        group: The ranks that divide it; by default the running job's TP_GROUP.
-        device: The device of the parameters.
-        dtype: The dtype of the parameters.
     """
 
     normalization: str
     residual: bool
     layer_idx: int | None
     inside: bool
-    group: TensorGroup | None
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class Block(DistributedModule):
-    """A block of a transformer layer between its input and the sum with it.
-
-    Attributes:
-        pre_layernorm: The normalization of the input, or None.
-        layernorm: The normalization of the sum, or None.
-    """
+    """A block of a transformer layer between its input and the sum with it, with an optional normalization of each."""
 
     pre_layernorm: nn.Module | None
     layernorm: nn.Module | None
@@ -67,18 +55,13 @@ class Block(DistributedModule):
         residual: bool = True,
         layer_idx: int | None = None,
         inside: bool = False,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **place: Unpack[Placed],
     ) -> None:
         """Create the parts before and after the linear layers; see the blocks and :class:`BlockOptions`.
 
         Weights are drawn from a normal distribution if there is a ``deviation``.
-
-        Raises:
-            ConfigError: A value is not allowed.
         """
-        super().__init__(group)
+        super().__init__(**place)
         if residual and not (pre_layernorm or post_layernorm):
             raise ConfigError(
                 f"{type(self).__name__}: pre_layernorm and post_layernorm are both False; at least one has to be True"
@@ -87,11 +70,10 @@ class Block(DistributedModule):
         self.hidden_dropout_prob = self.checked_probability("hidden_dropout_prob", hidden_dropout_prob)
         self.fp32_residual_addition = fp32_residual_addition
         self.residual, self.inside = residual, inside
-        self._place: dict[str, Any] = {"group": self.tp_group, "device": device, "dtype": dtype}
         self._deviation = deviation
         self._first_stream = (layer_idx or 0) * STREAMS_PER_LAYER + first_stream
         for name, wanted in (("pre_layernorm", pre_layernorm), ("layernorm", post_layernorm)):
-            norm = make_norm(normalization, hidden_size, layernorm_epsilon, **self._place) if wanted else None
+            norm = make_norm(normalization, hidden_size, layernorm_epsilon, self.placed) if wanted else None
             self.register_module(name, norm)
 
     def make_linear(
@@ -111,27 +93,19 @@ class Block(DistributedModule):
             overlap=overlap,
             inside=True,
             deviation=self._deviation,
-            **self._place,
+            **self.placed,
         )
 
     def checked_probability(self, name: str, value: float) -> float:
-        """Return a dropout probability.
-
-        Raises:
-            ConfigError: The value is not a probability.
-        """
+        """Return a dropout probability; raise if it is none."""
         if not 0 <= value <= 1:
             raise ConfigError(f"{type(self).__name__}: {name} is {value}; allowed: 0 to 1")
         return value
 
     def seed_of(self, seed: int | None, probability: float, stream: int, divided: bool) -> int | None:
-        """Return the seed of a dropout in this call; None if nothing is dropped.
+        """Return the seed of this block's dropout ``stream``, given that of the call; None if nothing is dropped.
 
-        Args:
-            seed: The seed of the call; None if the outermost module is not in training mode.
-            probability: The probability of the dropout.
-            stream: The number of the dropout in this block.
-            divided: Whether its input is divided over tp ranks, so that each rank draws different numbers.
+        If the dropout's input is ``divided`` over tp ranks, each rank draws different numbers.
         """
         if seed is None or not self.training or probability == 0:
             return None

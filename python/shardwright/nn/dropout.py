@@ -25,13 +25,7 @@ def draw_seed() -> int:
 
 
 def seed_of(seed: int, stream: int, rank: int | None) -> int:
-    """Return the seed of one dropout.
-
-    Args:
-        seed: The seed of the call.
-        stream: The number of the dropout in the call.
-        rank: The tp rank for divided activations; None for replicated ones.
-    """
+    """Return the seed of a dropout of a call with this seed: for divided activations, another one on each tp rank."""
     # Hashed, because the generator of the CPU uses only the lowest 32 bits.
     text = f"{seed} {stream} {rank}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -50,15 +44,6 @@ def random_numbers(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def dropout(input: torch.Tensor, probability: float, seed: int) -> torch.Tensor:
-    """Set elements to zero with a probability, and scale the others; the seed decides which.
-
-    Args:
-        input: A floating tensor of any shape.
-        probability: The probability, from 0 to 1.
-        seed: A seed from :func:`seed_of`.
-
-    Returns:
-        A tensor of the same shape and dtype.
-    """
+    """Set elements to zero with a probability, and scale the others; the seed decides which."""
     with random_numbers(seed, input.device):
         return nn.functional.dropout(input, probability)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.layouts import FEATURES, SHARED, Layout, relayout, samples, slices
-from shardwright.tensor_parallel.module import DistributedModule, Initialize
+from shardwright.tensor_parallel.module import DistributedModule, Initialize, Placed
 from shardwright.tensor_parallel.sharding import Sharding
 
 #: Dtypes of ids that torch supports.
@@ -44,10 +45,7 @@ class DistributedEmbedding(DistributedModule):
         initializer_range: float = 0.02,
         _skip_allgather: bool = False,
         _skip_scatter_and_merge: bool = False,
-        *,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **place: Unpack[Placed],
     ) -> None:
         """Create an embedding; arguments not described here are those of ``nn.Embedding``.
 
@@ -63,16 +61,12 @@ class DistributedEmbedding(DistributedModule):
             initializer_range: The standard deviation of newly initialized weights.
             _skip_allgather: Whether the ids given are already those of the whole group, the same on all ranks.
             _skip_scatter_and_merge: Whether the result is this rank's channels of the samples of the whole group.
-            group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: The device of the weight.
-            dtype: The dtype of the weight.
-
-        Raises:
-            ConfigError: ``embedding_dim`` is not divisible by the tensor parallelism degree, ``padding_idx`` is not an
-                id, ``norm_type`` is not positive, ``_weight`` has a different shape, or both ``sparse`` and
-                ``scale_grad_by_freq`` are set, which torch does not support.
+            **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
         """
-        super().__init__(group)
+        if _weight is not None:
+            place["device"] = place.get("device") or _weight.device
+            place["dtype"] = place.get("dtype") or _weight.dtype
+        super().__init__(**place)
         shape = (num_embeddings, embedding_dim)
         if _weight is not None and tuple(_weight.shape) != shape:
             raise ConfigError(
@@ -87,9 +81,9 @@ class DistributedEmbedding(DistributedModule):
         self.skips_allgather, self.skips_scatter_and_merge = _skip_allgather, _skip_scatter_and_merge
         initialize = normal_but_padding(initializer_range, self.padding_idx)
         if _weight is not None:
-            start, device, dtype = _weight, device or _weight.device, dtype or _weight.dtype
+            start = _weight
             initialize = lambda whole: whole.copy_(start)  # noqa: E731
-        self.make_parameter("weight", shape, Sharding(dim=1), initialize, device=device, dtype=dtype)
+        self.make_parameter("weight", shape, Sharding(dim=1), initialize)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Look up the ids of this rank's samples; all ranks of the group must call it together.
@@ -101,9 +95,6 @@ class DistributedEmbedding(DistributedModule):
         Returns:
             [batch, ..., embedding_dim]. With ``_skip_allgather`` alone, the batch is divided into slices of equal size,
             one for each rank. With ``_skip_scatter_and_merge``, [batch of the group, ..., embedding_dim / tp degree].
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match, or on the CPU an id is out of range; all ranks raise it.
         """
         group, name = self.tp_group, self.operation
         gathers = not (self.skips_allgather or group.prescaled_batch)
@@ -149,7 +140,7 @@ class DistributedEmbedding(DistributedModule):
         rows = torch.unique(ids)
         shards = self.weight.detach()[rows]
         partial = torch.linalg.vector_norm(shards, self.norm_type, dim=1, keepdim=True)
-        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size]).result()
+        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size])()
         norms = torch.linalg.vector_norm(parts, self.norm_type, dim=1, keepdim=True)
         factors = torch.where(norms > max_norm, max_norm / (norms + _NORM_EPSILON), torch.ones_like(norms))
         self.weight.detach().index_copy_(0, rows.long(), shards * factors)
@@ -165,11 +156,7 @@ def _check_options(norm_type: float, sparse: bool, scale_grad_by_freq: bool) -> 
 
 
 def checked_padding_idx(name: str, padding_idx: int | None, num_embeddings: int) -> int | None:
-    """Return the padding id as a number that is not negative.
-
-    Raises:
-        ConfigError: It is not an id.
-    """
+    """Return the padding id as a number that is not negative; raise if it is not an id."""
     if padding_idx is None:
         return None
     if not -num_embeddings <= padding_idx < num_embeddings:
@@ -189,21 +176,13 @@ def normal_but_padding(deviation: float, padding_idx: int | None) -> Initialize:
 
 
 def check_id_dtype(name: str, ids: torch.Tensor) -> None:
-    """Check the dtype of ids.
-
-    Raises:
-        ConfigError: It is neither int32 nor int64.
-    """
+    """Raise if ids are neither int32 nor int64."""
     if ids.dtype not in _ID_DTYPES:
         raise ConfigError(f"{name}: ids are {ids.dtype}; allowed: torch.int32 and torch.int64")
 
 
 def check_ids(name: str, ids: torch.Tensor, num_embeddings: int) -> None:
-    """Check the range of ids on the CPU; those on a GPU are checked by its kernels, without waiting.
-
-    Raises:
-        ConfigError: An id is out of range.
-    """
+    """Raise if an id is out of range on the CPU; ids on a GPU are checked by its kernels, without waiting."""
     check_id_dtype(name, ids)
     if ids.device.type != "cpu" or not ids.numel():
         return

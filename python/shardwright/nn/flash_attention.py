@@ -42,9 +42,6 @@ class FlashAttentionLayer(nn.Module):
                 computed by torch's kernels.
             use_alibi: Whether ALiBi is used: scores decrease with the distance between query and key.
             alibi_bias_max: The negative exponent of the smallest slope of ALiBi.
-
-        Raises:
-            ConfigError: The layer's index is required but not given.
         """
         super().__init__()
         self.attention_dropout_prob = 0.0 if triton_flash_attention else attention_dropout_prob
@@ -63,9 +60,6 @@ class FlashAttentionLayer(nn.Module):
 
         Returns:
             [batch, heads, S, head_size], of the same dtype.
-
-        Raises:
-            ConfigError: ``qkv`` has a different shape.
         """
         size = self.attention_head_size
         if qkv.dim() != 5 or qkv.shape[2] != 3 or (size is not None and qkv.shape[4] != size):

@@ -50,13 +50,7 @@ _BESIDE = ("mask", "cross_mask", "position_bias", "cos", "sin")
 
 @dataclass(frozen=True)
 class GatheredCall:
-    """One call of an outermost module.
-
-    Attributes:
-        group: The group of the module.
-        inputs: The gathered inputs.
-        batches: The batch of every tp rank.
-    """
+    """One call of an outermost module, with the gathered inputs and the batch of every tp rank."""
 
     group: TensorGroup
     inputs: LayerInputs
@@ -74,21 +68,8 @@ def enter(
     """Gather the inputs of an outermost module: one small all-gather for shapes, and what the group's mode requires.
 
     For speed, hidden states become replicated; for memory, divided over channels. With ``prescaled_batch`` all ranks
-    have the same samples, and nothing is sent.
-
-    Args:
-        module: The module, for its group and for error messages.
-        inputs: This rank's inputs.
-        hidden_size: The hidden size of the whole module.
-        heads: The number of heads of the whole module; None for a module without heads, whose hidden states may have
-            any dims.
-        drops: Whether random numbers are needed.
-
-    Returns:
-        The call, with the gathered inputs.
-
-    Raises:
-        ConfigError: Shapes or dtypes do not match; all ranks raise it.
+    have the same samples, and nothing is sent. Hidden states of a module without heads may have any dims. If shapes or
+    dtypes do not match, all ranks raise :class:`ConfigError`.
     """
     group = module.tp_group
     given = {name: one for name, one in inputs._asdict().items() if isinstance(one, torch.Tensor)}
@@ -114,15 +95,9 @@ def enter(
 
 
 def gather_states(states: dict[str, torch.Tensor], agreement: Agreement, group: TensorGroup) -> dict[str, torch.Tensor]:
-    """Gather hidden and cross states into the layout of the group's mode.
+    """Gather hidden and cross states, or one of them, [N, ..., channels] each, into the layout of the group's mode.
 
-    Args:
-        states: This rank's states, [N, ..., channels]: ``"hidden"``, ``"cross_states"``, or both.
-        agreement: The signatures of all ranks; the first tensor has the batch in its first dim.
-        group: A group of several ranks.
-
-    Returns:
-        The states of all ranks.
+    The first tensor of the agreement has the batch in its first dim.
     """
     lies, inside, needs_grad = samples(group), hidden_states(group), agreement.needs_grad
     call: dict[str, Any] = {"group": group, "needs_grad": needs_grad, "sizes": agreement.sizes(0)}
@@ -197,17 +172,7 @@ def check_shapes(
     shapes: Mapping[str, tuple[int, ...]],
     needed: Mapping[str, tuple[tuple[int, ...] | None, ...]],
 ) -> None:
-    """Check the shapes of a tp rank against those that a module accepts.
-
-    Args:
-        module: The name of the module, for error messages.
-        rank: The tp rank.
-        shapes: The shapes, by name.
-        needed: By name, the sizes that are allowed for each dim; None for any.
-
-    Raises:
-        ConfigError: A shape is not accepted.
-    """
+    """Raise unless the shapes of a tp rank have the sizes ``needed`` in each dim, by name; None allows any."""
     for name, shape in shapes.items():
         allowed = needed[name]
         fits = len(shape) == len(allowed) and all(
@@ -219,12 +184,7 @@ def check_shapes(
 
 
 def tensors_by_name(module: str, inputs: object, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a caller's tuple by name; the first one is required.
-
-    Args:
-        module: The name of the module, for error messages.
-        inputs: The value passed by the caller.
-        names: The names of the tuple's members, in order; all but the first may be None, or omitted at the end.
+    """Return the tensors of a caller's tuple by name; all but the first may be None, or omitted at the end.
 
     Raises:
         ConfigError: It is not a tuple of tensors, or it is too long.

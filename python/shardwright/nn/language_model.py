@@ -81,51 +81,27 @@ class DistributedTransformerLMHead(DistributedModule):
             initializer_range: The standard deviation of embeddings, and of normally distributed weights.
             use_normal_initialization: See :class:`DistributedTransformer`; embeddings are always normal.
             **options: Options of :class:`TransformerOptions`.
-
-        Raises:
-            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
-                parallelism degree.
         """
-        super().__init__(options.get("group"))
-        for name, number, least in (
-            ("vocab_size", vocab_size, 1),
-            ("num_positions", num_positions, 1),
-            ("num_token_types", num_token_types, 0),
-        ):
-            if number < least:
-                raise ConfigError(f"{type(self).__name__}: {name} is {number}; allowed: {least} or more")
+        super().__init__(options.get("group"), device=options.get("device"), dtype=options.get("dtype"))
+        _check_sizes(vocab_size=vocab_size, num_positions=num_positions, num_token_types=num_token_types)
         if options.get("inside"):
             raise ConfigError(f"{type(self).__name__}: inside is True; it gathers the samples itself, allowed: False")
         self.hidden_size, self.vocab_size, self.num_positions = hidden_size, vocab_size, num_positions
         self.causal = causal_mask_size is not None
         self.hidden_dropout_prob = hidden_dropout_prob
         self._stream = (num_layers + (options.get("layer_idx") or 0)) * STREAMS_PER_LAYER  # after all layers
-        place: dict[str, Any] = {name: options.get(name) for name in ("device", "dtype")}
-        place = {**place, "initializer_range": initializer_range, "inside": True, "group": self.tp_group}
+        place: dict[str, Any] = {"initializer_range": initializer_range, "inside": True, **self.placed}
         self.word_embedding = VocabularyParallelEmbedding(vocab_size, hidden_size, **place)
         self.position_embedding = VocabularyParallelEmbedding(num_positions, hidden_size, **place)
         self.token_type_embedding = (
             VocabularyParallelEmbedding(num_token_types, hidden_size, **place) if num_token_types else None
         )
         given: dict[str, Any] = {**options, "group": self.tp_group, "inside": True}
-        self.transformer = DistributedTransformer(
-            num_layers,
-            num_attention_heads,
-            attention_head_size,
-            hidden_size,
-            intermediate_size,
-            attention_dropout_prob,
-            hidden_dropout_prob,
-            activation,
-            layernorm_epsilon,
-            initializer_range,
-            use_normal_initialization,
-            causal_mask_size,
-            add_cross_attention,
-            pre_layernorm,
-            post_layernorm,
-            **given,
-        )
+        of_heads, sizes = (num_attention_heads, attention_head_size), (hidden_size, intermediate_size)
+        dropouts, norms = (attention_dropout_prob, hidden_dropout_prob), (pre_layernorm, post_layernorm)
+        weights, attention = (initializer_range, use_normal_initialization), (causal_mask_size, add_cross_attention)
+        of_all = (*of_heads, *sizes, *dropouts, activation, layernorm_epsilon, *weights, *attention, *norms)
+        self.transformer = DistributedTransformer(num_layers, *of_all, **given)
         self.lm_head = TiedOutput(self.word_embedding) if add_lm_head else None
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
@@ -262,14 +238,17 @@ class DistributedTransformerLMHead(DistributedModule):
         return hidden
 
     def _added(self, name: str, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Convert a mask of 0 and 1, [N or 1, keys], to summands of scores, [N or 1, 1, 1, keys].
-
-        Raises:
-            ConfigError: On the CPU, it contains other values.
-        """
+        """Convert a mask of 0 and 1, [N or 1, keys], to summands of scores, [N or 1, 1, 1, keys]."""
         if mask.device.type == "cpu" and not bool(((mask == 0) | (mask == 1)).all()):
             raise ConfigError(
                 f"{self.operation}: {name} has numbers from {mask.min().item()} to {mask.max().item()}; allowed: 1 "
                 "where a position is not seen and 0 where it is"
             )
         return (mask.to(dtype) * _UNSEEN)[:, None, None]
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, number in sizes.items():
+        least = 0 if name == "num_token_types" else 1
+        if number < least:
+            raise ConfigError(f"DistributedTransformerLMHead: {name} is {number}; allowed: {least} or more")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.gathered import LayerInputs, enter
 from shardwright.tensor_parallel.group import TensorGroup
-from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.module import DistributedModule, Placed
 from shardwright.tensor_parallel.sharding import Sharding
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -43,9 +43,7 @@ class DistributedLayerNorm(DistributedModule):
         bias: bool = True,
         *,
         inside: bool = False,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **place: Unpack[Placed],
     ) -> None:
         """Create a layer with a weight of one and a bias of zero.
 
@@ -55,14 +53,9 @@ class DistributedLayerNorm(DistributedModule):
             elementwise_affine: Whether it has a weight.
             bias: Whether it has a bias too.
             inside: Whether it is part of another distributed module, which has gathered the samples.
-            group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: The device of the parameters.
-            dtype: The dtype of the parameters.
-
-        Raises:
-            ConfigError: ``normalized_shape`` has several dims, or the channels are not divisible by the tp degree.
+            **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
         """
-        super().__init__(group)
+        super().__init__(**place)
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         if len(shape) != 1:
             raise ConfigError(f"{type(self).__name__}: normalized_shape is {list(shape)}; allowed: one dim")
@@ -75,13 +68,12 @@ class DistributedLayerNorm(DistributedModule):
             sharding.check(f"{type(self).__name__}.weight", shape, self.tp_group.size)
         else:
             sharding = Sharding(scaled_batch=inside or self.tp_group.prescaled_batch)
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
         if elementwise_affine:
-            self.make_parameter("weight", shape, sharding, nn.init.ones_, **place)
+            self.make_parameter("weight", shape, sharding, nn.init.ones_)
             if bias and self._centered:
-                self.make_parameter("bias", shape, sharding, nn.init.zeros_, **place)
+                self.make_parameter("bias", shape, sharding, nn.init.zeros_)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize; all ranks of the group must call it together.
@@ -91,9 +83,6 @@ class DistributedLayerNorm(DistributedModule):
 
         Returns:
             A tensor of the same shape and dtype. Half precision is normalized in single precision.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match; all ranks raise it.
         """
         if self.divides and not self.inside:
             call = enter(self, LayerInputs(input), self.normalized_shape[0])
@@ -116,11 +105,7 @@ class DistributedLayerNorm(DistributedModule):
 
 
 class DistributedRMSNorm(DistributedLayerNorm):
-    """Root mean square normalization over the last dim, divided like :class:`DistributedLayerNorm`.
-
-    Attributes:
-        weight: As for :class:`DistributedLayerNorm`. There is no bias.
-    """
+    """Root mean square normalization over the last dim, without bias, divided like :class:`DistributedLayerNorm`."""
 
     _centered = False
 
@@ -129,18 +114,12 @@ class FusedLayerNorm(nn.LayerNorm):
     """Layer normalization in one kernel, which is torch's own; it is not divided over tp ranks."""
 
 
-def make_norm(
-    kind: str, channels: int, eps: float, *, group: TensorGroup, device: Any, dtype: torch.dtype | None
-) -> DistributedLayerNorm:
-    """Create a normalization inside another distributed module.
-
-    Raises:
-        ConfigError: The kind is neither ``"layer_norm"`` nor ``"rms_norm"``.
-    """
+def make_norm(kind: str, channels: int, eps: float, place: Placed) -> DistributedLayerNorm:
+    """Create a normalization inside another distributed module: ``"layer_norm"`` or ``"rms_norm"``."""
     kinds = {"layer_norm": DistributedLayerNorm, "rms_norm": DistributedRMSNorm}
     if kind not in kinds:
         raise ConfigError(f"normalization is {kind!r}; allowed: {', '.join(map(repr, kinds))}")
-    return kinds[kind](channels, eps, inside=True, group=group, device=device, dtype=dtype)
+    return kinds[kind](channels, eps, inside=True, **place)
 
 
 class _Normalize(torch.autograd.Function):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Unpack
 
 from shardwright.errors import ConfigError
 from shardwright.nn.parallel_linear import ParallelLinear
-from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
+from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.layouts import FEATURES, WHOLE, samples, slices
+from shardwright.tensor_parallel.module import Placed
 
 
 class DistributedLinear(ParallelLinear):
@@ -28,34 +29,17 @@ class DistributedLinear(ParallelLinear):
         bias: [out_features] on tp rank 0, otherwise None; None everywhere without one.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, **place: Unpack[Placed]) -> None:
         """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
         Args:
             in_features: The number of input features of the whole layer.
             out_features: The number of output features of the whole layer.
             bias: Whether the layer has a bias.
-            group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: The device of the parameters.
-            dtype: The dtype of the parameters.
-
-        Raises:
-            ConfigError: ``in_features`` is not divisible by the tensor parallelism degree.
+            **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
         """
-        group = current_tensor_group() if group is None else group
-        lies = samples(group)
-        super().__init__(
-            in_features, [out_features], bias, input=lies, output=lies, group=group, device=device, dtype=dtype
-        )
+        group = place["group"] = place.get("group") or current_tensor_group()
+        super().__init__(in_features, [out_features], bias, input=samples(group), output=samples(group), **place)
 
 
 class _OfPair(ParallelLinear):
@@ -72,9 +56,7 @@ class _OfPair(ParallelLinear):
         *,
         sequence_dim: int | None = None,
         asynchronous: bool = False,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **place: Unpack[Placed],
     ) -> None:
         """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
@@ -85,13 +67,7 @@ class _OfPair(ParallelLinear):
             sequence_dim: The dim along which activations outside the block are sliced over tp ranks; None if they are
                 replicated.
             asynchronous: Whether collectives overlap with matrix products.
-            group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: The device of the parameters.
-            dtype: The dtype of the parameters.
-
-        Raises:
-            ConfigError: A divided size is not divisible by the tensor parallelism degree, or ``asynchronous`` is set
-                without a ``sequence_dim``.
+            **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
         """
         if asynchronous and sequence_dim is None:
             raise ConfigError(
@@ -106,9 +82,7 @@ class _OfPair(ParallelLinear):
             input=outside if self._begins else FEATURES,
             output=FEATURES if self._begins else outside,
             overlap=asynchronous,
-            group=group,
-            device=device,
-            dtype=dtype,
+            **place,
         )
 
 

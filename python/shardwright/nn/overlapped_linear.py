@@ -17,8 +17,7 @@ from shardwright.tensor_parallel.communicators import (
 )
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.layouts import WHOLE
-from shardwright.tensor_parallel.packing import resized
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.tensor_parallel.packing import Pending, resized
 
 if TYPE_CHECKING:
     from shardwright.nn.parallel_linear import ParallelLinear
@@ -74,7 +73,7 @@ class Overlap:
         """Start to gather the slices of all ranks; if this is itself differentiated, run it synchronously."""
         if torch.is_grad_enabled():
             whole = fused_allgather_for_tp(own, dim, group=self.group, sizes=self.sizes, needs_grad=True)
-            return Pending(lambda: [whole])
+            return lambda: [whole]
         return self.group.all_gather([own], [dim], [self.sizes])
 
     def start_sum(self, gradient: torch.Tensor) -> Pending[list[torch.Tensor]]:
@@ -87,10 +86,10 @@ class Overlap:
                     gradient, self.gather_dim, group=self.group, sizes=self.sizes, needs_grad=True
                 )
             )
-            return Pending(lambda: [total])
+            return lambda: [total]
         if self.gather_dim is None:
             summed = self.group.start_all_reduce(gradient)
-            return Pending(lambda: [summed.result()])
+            return lambda: [summed()]
         return self.group.reduce_scatter([gradient], [self.gather_dim], [self.sizes])
 
 
@@ -106,14 +105,9 @@ class OverlappedProducts(torch.autograd.Function):
     def forward(
         ctx: Any, overlap: Overlap, _anchor: torch.Tensor | None, input: torch.Tensor, *tensors: Any
     ) -> tuple[torch.Tensor, ...]:
-        """Compute the products.
+        """Compute the products of [..., in features] with weights, which are followed by as many biases or None.
 
-        Args:
-            ctx: The context of autograd.
-            overlap: The collectives of the call.
-            _anchor: Makes all ranks take part in the backward, including those that need no gradient themselves.
-            input: [..., in features].
-            *tensors: Weights, and as many biases or None.
+        The anchor makes all ranks take part in the backward, including those that need no gradient themselves.
         """
         weights, biases = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
         ctx.overlap = overlap
@@ -125,12 +119,10 @@ class OverlappedProducts(torch.autograd.Function):
             outputs, _ = _multiply_while_gathering(overlap, overlap.gather_dim, input, weights, summands)
         number = len(outputs)
         if overlap.scatter_dim is not None:
-            outputs = overlap.group.reduce_scatter(
-                outputs, [overlap.scatter_dim] * number, [overlap.sizes] * number
-            ).result()
+            outputs = overlap.group.reduce_scatter(outputs, [overlap.scatter_dim] * number, [overlap.sizes] * number)()
         elif overlap.linear.output == WHOLE:
             sums = [overlap.group.start_all_reduce(one) for one in outputs]
-            outputs = [one.result() for one in sums]
+            outputs = [one() for one in sums]
         if not overlap.linear.bias_is_summand:
             outputs = [one if bias is None else one.add_(bias) for one, bias in zip(outputs, biases, strict=True)]
         return tuple(outputs)
@@ -147,7 +139,7 @@ class OverlappedProducts(torch.autograd.Function):
             if overlap.known.input_needs_grad:
                 (of_input,), whole = _multiply_while_gathering(overlap, overlap.scatter_dim, own, [weight.t()], [None])
             else:
-                (whole,) = overlap.start_gather(own, overlap.scatter_dim).result()
+                (whole,) = overlap.start_gather(own, overlap.scatter_dim)()
             of_products = [whole]
         gathers = overlap.gather_dim is not None and overlap.known.parameters_need_grad
         gathered = overlap.start_gather(input, overlap.gather_dim or 0) if gathers else None
@@ -158,27 +150,18 @@ class OverlappedProducts(torch.autograd.Function):
         if of_input is not None and (overlap.gather_dim is not None or overlap.linear.input == WHOLE):
             summed = overlap.start_sum(of_input)
         if gathered is not None:
-            (input,) = gathered.result()
+            (input,) = gathered()
         number, needed = len(weights), ctx.needs_input_grad[3:]
         of_weights = [_rows(one).t().mm(_rows(input)) if needed[i] else None for i, one in enumerate(of_products)]
         summands = of_products if overlap.linear.bias_is_summand else gradients
         of_biases = [_rows(one).sum(0) if needed[number + i] else None for i, one in enumerate(summands)]
         if summed is not None:
-            (of_input,) = summed.result()
+            (of_input,) = summed()
         return None, None, of_input, *of_weights, *of_biases
 
 
 def overlapped_products(linears: Sequence[ParallelLinear], input: torch.Tensor, known: Known) -> list[torch.Tensor]:
-    """Apply :class:`OverlappedProducts`, in autocast's dtype if it is enabled.
-
-    Args:
-        linears: Layers with the same layouts.
-        input: Their input, in their layout.
-        known: The properties of the call.
-
-    Returns:
-        The output of each.
-    """
+    """Apply :class:`OverlappedProducts` of layers with the same layouts, in autocast's dtype if it is enabled."""
     dims = (linears[0].input.sizes_dim, linears[0].output.sizes_dim)
     overlap = Overlap(linears[0], known, *(None if dim is None else dim % input.dim() for dim in dims))
     weights, biases = [one.weight for one in linears], [one.bias for one in linears]
@@ -204,7 +187,7 @@ def _multiply_while_gathering(
     """Return the products of the gathered tensor, computed first for the rank's own slice, and the gathered tensor."""
     gathered = overlap.start_gather(own, dim)
     if torch.is_grad_enabled():
-        (whole,) = gathered.result()
+        (whole,) = gathered()
         return [nn.functional.linear(whole, *of) for of in zip(weights, biases, strict=True)], whole
     rank, sizes = overlap.group.rank, overlap.sizes
     before, mine, total = sum(sizes[:rank]), sizes[rank], sum(sizes)
@@ -222,7 +205,7 @@ def _multiply_while_gathering(
                 torch.addmm(bias, _rows(source), weight.t(), out=_rows(place))
 
     multiply(own, before, mine)
-    (whole,) = gathered.result()
+    (whole,) = gathered()
     for first, size in ((0, before), (before + mine, total - before - mine)):
         if size:
             multiply(whole.narrow(dim, first, size), first, size)

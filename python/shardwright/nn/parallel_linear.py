@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import nn
@@ -13,9 +13,8 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.overlapped_linear import Known, overlapped_products
 from shardwright.tensor_parallel.agreement import check_sizes
-from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.layouts import FEATURES, PARTIAL, SHARED, Layout, relayout
-from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.module import DistributedModule, Placed
 from shardwright.tensor_parallel.sharding import Sharding
 
 
@@ -52,38 +51,25 @@ class ParallelLinear(DistributedModule):
         overlap: bool = False,
         inside: bool = False,
         deviation: float | None = None,
-        group: TensorGroup | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        **place: Unpack[Placed],
     ) -> None:
         """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
         Args:
-            in_features: See the attributes of the class.
-            blocks: See the attributes of the class.
+            in_features: See the attributes of the class, as for other arguments not described here.
             bias: Whether the layer has a bias. If products are summed, it is a summand of tp rank 0; inside another
                 distributed module, which gets the sum, it is added to the sum and has the layout of the output.
-            input: See the attributes of the class.
-            output: See the attributes of the class.
-            overlap: See the attributes of the class.
-            inside: See the attributes of the class.
             deviation: The standard deviation of normally distributed weights, with a bias of zero; None for the
                 weights of ``nn.Linear``.
-            group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: The device of the parameters.
-            dtype: The dtype of the parameters.
-
-        Raises:
-            ConfigError: A divided size is not divisible by the tensor parallelism degree.
+            **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
         """
-        super().__init__(group)
+        super().__init__(**place)
         self.in_features, self.blocks = in_features, tuple(blocks)
         self.input, self.output = input, output
         self.overlap, self.inside = overlap and self.tp_group.size > 1, inside
         self._by_rows = output == FEATURES and input != FEATURES
         self.bias_is_summand = self._by_rows or not inside or output == PARTIAL
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
 
         def draw(weight: torch.Tensor) -> None:
             if deviation is None:
@@ -97,11 +83,11 @@ class ParallelLinear(DistributedModule):
         shape = (sum(self.blocks), in_features)
         as_output = Sharding(dim=0, blocks=self.blocks) if output == FEATURES else Sharding()
         as_output.check(f"{type(self).__name__}.bias", shape[:1], self.tp_group.size)
-        self.make_parameter("weight", shape, as_output if self._by_rows else Sharding(dim=1), draw, **place)
+        self.make_parameter("weight", shape, as_output if self._by_rows else Sharding(dim=1), draw)
         self.register_parameter("bias", None)
         if bias:
             sums_alone = self.bias_is_summand and not self._by_rows
-            self.make_parameter("bias", shape[:1], Sharding(owner=0) if sums_alone else as_output, draw_bias, **place)
+            self.make_parameter("bias", shape[:1], Sharding(owner=0) if sums_alone else as_output, draw_bias)
 
     @property
     def out_features(self) -> int:
@@ -185,13 +171,8 @@ def apply_together(
 ) -> list[torch.Tensor]:
     """Apply several layers with the same layouts to one input, with one collective for all of them.
 
-    Args:
-        linears: The layers.
-        input: As for :meth:`ParallelLinear.forward`.
-        known: The properties of the call; None inside another distributed module, where they are the same on all ranks.
-
-    Returns:
-        The blocks of all of them, one after another.
+    Inside another distributed module, where the properties of the call are the same on all ranks, they are not given.
+    Returns the blocks of all layers, one after another.
     """
     first, group = linears[0], linears[0].tp_group
     if known is None:

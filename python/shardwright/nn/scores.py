@@ -101,11 +101,7 @@ def attend(
 def attention_scale(
     head_size: int, scale: float | None, scale_attention_scores: bool, by_layer_idx: bool, layer_idx: int | None
 ) -> float:
-    """Return the factor of the scores: the given scale, or one from the head size and the layer's index.
-
-    Raises:
-        ConfigError: The layer's index is required but not given.
-    """
+    """Return the factor of the scores: the given scale, or one from the head size and the layer's index."""
     if scale is not None:
         return scale
     if by_layer_idx and layer_idx is None:
@@ -118,13 +114,6 @@ def alibi_slopes(heads: int, bias_max: float) -> torch.Tensor:
     """Return the slopes of ALiBi: a geometric sequence from 2 ** (-bias_max / n) to 2 ** -bias_max, n a power of two.
 
     If the number of heads is not a power of two, n is the next power of two, and every second slope comes first.
-
-    Args:
-        heads: The number of heads.
-        bias_max: The negative exponent of the smallest slope.
-
-    Returns:
-        [heads], float64.
     """
     power = 1 << (heads - 1).bit_length()
     slopes = torch.exp2(-bias_max / power * torch.arange(1, power + 1, dtype=torch.float64))
@@ -132,16 +121,12 @@ def alibi_slopes(heads: int, bias_max: float) -> torch.Tensor:
 
 
 def rotate(input: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Apply rotary embeddings to the first channels of each head.
+    """Apply rotary embeddings to the first channels of each head of [N, heads, S, head_size].
 
     Args:
-        input: [N, heads, S, head_size].
         cos: [N or 1, S, rotary_dim], each angle twice: side by side if interleaved, otherwise in both halves.
         sin: The sines, of the same shape.
         interleaved: Whether channels that are rotated together are adjacent, otherwise half of rotary_dim apart.
-
-    Returns:
-        A tensor of the input's shape and dtype.
     """
     rotary_dim = cos.shape[-1]
     turned, rest = torch.split(input, [rotary_dim, input.shape[-1] - rotary_dim], -1)

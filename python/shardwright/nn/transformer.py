@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
@@ -56,18 +56,22 @@ class _OfLayers(DistributedModule):
     """The common base of a layer and a sequence of layers: inputs and outputs.
 
     Attributes:
-        hidden_size: The number of channels of hidden states.
-        num_attention_heads: The number of heads of queries.
-        add_cross_attention: Whether there is attention to cross states.
-        inside: Whether it is part of another distributed module.
         drops: Whether a dropout has a probability above zero.
     """
 
-    hidden_size: int
-    num_attention_heads: int
-    add_cross_attention: bool
-    inside: bool
     drops: bool
+
+    def __init__(
+        self, hidden_size: int, num_attention_heads: int, add_cross_attention: bool, options: LayerOptions
+    ) -> None:
+        super().__init__(options.get("group"), device=options.get("device"), dtype=options.get("dtype"))
+        self.inside = options.get("inside", False)
+        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
+        self.add_cross_attention = add_cross_attention
+        self._normalization = options.get("normalization", "layer_norm")
+
+    def _norm(self, epsilon: float) -> DistributedLayerNorm:
+        return make_norm(self._normalization, self.hidden_size, epsilon, self.placed)
 
     def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
         """Compute; all ranks of the group must call it together.
@@ -80,10 +84,6 @@ class _OfLayers(DistributedModule):
 
         Returns:
             The same tuple with the output in place of the hidden states.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match, or the sequence is longer than the causal mask; all
-                ranks raise it.
         """
         if self.inside:
             return (self._computed(LayerInputs(*inputs)), *inputs[1:])  # type: ignore[arg-type]
@@ -128,31 +128,22 @@ class DistributedTransformerLayer(_OfLayers):
         """Create a layer with newly initialized weights. Sizes are those of the whole module.
 
         Args:
-            num_attention_heads: See :class:`DistributedAttentionLayer`, also for arguments not described here.
-            intermediate_size: See :class:`DistributedTransformerOutputLayer`.
+            num_attention_heads: See :class:`DistributedAttentionLayer`, or :class:`DistributedTransformerOutputLayer`,
+                also for arguments not described here.
             hidden_dropout_prob: The dropout probability of each block's output, in training.
-            activation: See :class:`DistributedTransformerOutputLayer`.
             layernorm_epsilon: The epsilon of all normalizations.
             add_cross_attention: Whether there is a block of attention to cross states.
             pre_layernorm: Whether each block's input is normalized.
             post_layernorm: Whether each block's sum of input and output is normalized.
             **options: Options of :class:`LayerOptions`; ``use_alibi`` and ``alibi_bias_max`` among them.
-
-        Raises:
-            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
-                parallelism degree.
         """
-        super().__init__(options.get("group"))
+        super().__init__(hidden_size, num_attention_heads, add_cross_attention, options)
         given: dict[str, Any] = {**options, "group": self.tp_group}
-        self.inside = given.pop("inside", False)
+        given.pop("inside", None)
         self.parallel_residual = parallel_residual = given.pop("parallel_residual", False)
         shared_layernorm = given.pop("shared_layernorm", False)
-        if parallel_residual:
-            _check_parallel(pre_layernorm, post_layernorm, add_cross_attention)
-        elif shared_layernorm:
-            raise ConfigError("shared_layernorm is True and parallel_residual False; allowed: both or neither")
-        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
-        self.add_cross_attention = add_cross_attention
+        if parallel_residual or shared_layernorm:
+            _check_parallel(parallel_residual, pre_layernorm, post_layernorm, add_cross_attention)
         common = {
             "hidden_size": hidden_size,
             "hidden_dropout_prob": hidden_dropout_prob,
@@ -180,7 +171,7 @@ class DistributedTransformerLayer(_OfLayers):
             intermediate_size=intermediate_size, activation=activation, **{**common, **output}
         )
         self.drops = self.attention.drops or self.output.drops
-        self.pre_layernorm = _norm(given, hidden_size, layernorm_epsilon) if shared_layernorm else None
+        self.pre_layernorm = self._norm(layernorm_epsilon) if shared_layernorm else None
 
     def _computed(self, inputs: LayerInputs) -> torch.Tensor:
         hidden = inputs.hidden
@@ -232,51 +223,32 @@ class DistributedTransformer(_OfLayers):
             pre_layernorm: As for each layer. With ``post_layernorm`` too, the transformer's input and output are
                 normalized as well.
             **options: Options of :class:`TransformerOptions`; a ``layer_idx`` is that of the first layer.
-
-        Raises:
-            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
-                parallelism degree.
         """
-        super().__init__(options.get("group"))
+        super().__init__(hidden_size, num_attention_heads, add_cross_attention, options)
         if num_layers < 1:
             raise ConfigError(f"num_layers is {num_layers}; allowed: 1 or more")
         given: dict[str, Any] = {**options, "group": self.tp_group}
         window_sizes = given.pop("window_sizes", None)
         if window_sizes is not None and len(window_sizes) != num_layers:
             raise ConfigError(f"window_sizes are {list(window_sizes)}; expected one for each of {num_layers} layers")
-        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
-        self.add_cross_attention = add_cross_attention
         probabilities = attention_dropout_prob, hidden_dropout_prob, options.get("intermediate_dropout_prob", 0.0)
         self.drops = any(one > 0 for one in probabilities)
-        self.inside = given.pop("inside", False)
+        given.pop("inside", None)
         first = given.pop("layer_idx", None) or 0
         both = pre_layernorm and post_layernorm
-        self.pre_layernorm = _norm(given, hidden_size, layernorm_epsilon) if both else None
+        self.pre_layernorm = self._norm(layernorm_epsilon) if both else None
         normalizes_output = given.pop("final_layernorm", both)
-        self.layernorm = _norm(given, hidden_size, layernorm_epsilon) if normalizes_output else None
+        self.layernorm = self._norm(layernorm_epsilon) if normalizes_output else None
         layers = []
+        of_heads, sizes = (num_attention_heads, attention_head_size), (hidden_size, intermediate_size)
+        dropouts, norms = (attention_dropout_prob, hidden_dropout_prob), (pre_layernorm, post_layernorm)
+        weights, attention = (initializer_range, use_normal_initialization), (causal_mask_size, add_cross_attention)
+        of_all = (*of_heads, *sizes, *dropouts, activation, layernorm_epsilon, *weights, *attention, *norms)
         for number in range(num_layers):
             if window_sizes is not None:
                 given["window_size"] = window_sizes[number]
-            layers.append(
-                DistributedTransformerLayer(
-                    num_attention_heads,
-                    attention_head_size,
-                    hidden_size,
-                    intermediate_size,
-                    attention_dropout_prob,
-                    hidden_dropout_prob,
-                    activation,
-                    layernorm_epsilon,
-                    initializer_range,
-                    use_normal_initialization,
-                    causal_mask_size,
-                    add_cross_attention,
-                    pre_layernorm,
-                    post_layernorm,
-                    **{**given, "inside": True, "layer_idx": first + number},
-                )
-            )
+            own = {**given, "inside": True, "layer_idx": first + number}
+            layers.append(DistributedTransformerLayer(*of_all, **own))
         self.seq_layers = nn.Sequential(*layers)
 
     def _computed(self, taken: LayerInputs) -> torch.Tensor:
@@ -286,21 +258,13 @@ class DistributedTransformer(_OfLayers):
         return hidden if self.layernorm is None else self.layernorm(hidden)
 
 
-def _check_parallel(pre_layernorm: bool, post_layernorm: bool, add_cross_attention: bool) -> None:
+def _check_parallel(
+    parallel_residual: bool, pre_layernorm: bool, post_layernorm: bool, add_cross_attention: bool
+) -> None:
+    if not parallel_residual:
+        raise ConfigError("shared_layernorm is True and parallel_residual False; allowed: both or neither")
     if post_layernorm or add_cross_attention or not pre_layernorm:
         raise ConfigError(
             f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "
             f"add_cross_attention={add_cross_attention}; allowed: True, False, False"
         )
-
-
-def _norm(options: Mapping[str, Any], hidden_size: int, epsilon: float) -> DistributedLayerNorm:
-    """Create a normalization for a layer with these options."""
-    return make_norm(
-        options.get("normalization", "layer_norm"),
-        hidden_size,
-        epsilon,
-        group=options["group"],
-        device=options.get("device"),
-        dtype=options.get("dtype"),
-    )

@@ -67,23 +67,13 @@ class DistributedTransformerOutputLayer(Block):
         """Create a block with newly initialized weights. Sizes are those of the whole module.
 
         Args:
-            hidden_size: The number of channels of input and output.
-            intermediate_size: The number of channels between the linear layers.
-            hidden_dropout_prob: The dropout probability of the output, in training.
+            intermediate_size: The number of channels between the linear layers. Other arguments not described here are
+                those of :class:`DistributedAttentionLayer`.
             activation: ``"gelu"``, ``"gelu_new"`` (by tanh), ``"relu"``, ``"silu"`` or ``"quick_gelu"``.
-            layernorm_epsilon: The epsilon of the normalizations.
-            initializer_range: The standard deviation of normally distributed weights.
-            use_normal_initialization: Whether weights are drawn from a normal distribution, with biases of zero.
-            pre_layernorm: Whether the input is normalized.
-            post_layernorm: Whether the sum of input and output is normalized.
-            fp32_residual_addition: Whether the sum is computed in single precision.
             gated: Whether the activation of a second linear layer multiplies the first.
             mlp_bias: Whether the linear layers have biases.
             intermediate_dropout_prob: The dropout probability of the input of the last linear layer, in training.
             **options: Options of :class:`BlockOptions`.
-
-        Raises:
-            ConfigError: A value is not allowed, or a size is not divisible by the tensor parallelism degree.
         """
         super().__init__(
             hidden_size,
@@ -116,9 +106,6 @@ class DistributedTransformerOutputLayer(Block):
 
         Returns:
             [batch, ..., hidden_size]; inside, gathered.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match; all ranks raise it.
         """
         if isinstance(inputs, torch.Tensor):
             call = enter(self, LayerInputs(inputs), self.hidden_size, drops=self.training and self.drops)

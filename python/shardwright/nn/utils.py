@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 from torch import nn
 
+from shardwright.creation import default_dtype
 from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.communicators import (
     bwd_allreduce_for_tp,
@@ -67,7 +68,8 @@ def parameter_creation_scope(
     token = _SCOPES.set((*_SCOPES.get(), scope))
     try:
         # Values that modules draw for this rank's sizes are discarded, and do not change the generators' states.
-        with _rewound_generators(), nullcontext() if dtype is None else _default_dtype(dtype):
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices), default_dtype(dtype):
             yield
     finally:
         _SCOPES.reset(token)
@@ -109,21 +111,19 @@ def initialize_with_output_partition(module: DistributedModule) -> Iterator[None
 
 
 def _partition(module: DistributedModule, kind: str) -> Iterator[None]:
-    scope = _scope_of(module, f"initialize_with_{kind}_partition")
+    scope = next((one for one in reversed(_SCOPES.get()) if one.module is module), None)
+    if scope is None:
+        raise ConfigError(
+            f"initialize_with_{kind}_partition: {type(module).__name__} is in no parameter_creation_scope of its own; "
+            "its parameters are made within one"
+        )
     scope.enter(None)
     yield
     scope.enter(kind)
 
 
 class _Scope:
-    """One parameter creation scope.
-
-    Attributes:
-        module: Whose it is.
-        scaled_batch: Of what is made in it.
-        known: What has been entered, or was there before; kept, so that no new object has its id.
-        made: The names in the module of what was made in it, in order.
-    """
+    """One parameter creation scope: the names that were made in it, in order, and all tensors known so far."""
 
     def __init__(self, module: DistributedModule, scaled_batch: bool) -> None:
         self.module = module
@@ -238,33 +238,6 @@ def _between(module: nn.Module, path: str) -> Iterator[nn.Module]:
     names = path.split(".") if path else []
     for end in range(1, len(names) + 1):
         yield module.get_submodule(".".join(names[:end]))
-
-
-def _scope_of(module: DistributedModule, asked_by: str) -> _Scope:
-    for scope in reversed(_SCOPES.get()):
-        if scope.module is module:
-            return scope
-    raise ConfigError(
-        f"{asked_by}: {type(module).__name__} is in no parameter_creation_scope of its own; its parameters are made "
-        "within one"
-    )
-
-
-@contextmanager
-def _rewound_generators() -> Iterator[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices):
-        yield
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 _SCOPES: ContextVar[tuple[_Scope, ...]] = ContextVar("parameter creation scopes", default=())

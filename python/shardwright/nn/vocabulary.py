@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from shardwright.nn.embedding import check_id_dtype, check_ids, checked_padding_
 from shardwright.tensor_parallel.agreement import Rule, check_sizes
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 from shardwright.tensor_parallel.layouts import PARTIAL, SHARED, WHOLE, relayout, samples, slices
-from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.module import DistributedModule, Placed
 from shardwright.tensor_parallel.sharding import Sharding
 
 _LOSS = "vocabulary_parallel_cross_entropy"
@@ -47,9 +47,7 @@ class VocabularyParallelEmbedding(DistributedModule):
         *,
         initializer_range: float = 0.02,
         inside: bool = False,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **place: Unpack[Placed],
     ) -> None:
         """Create an embedding with newly initialized weights.
 
@@ -60,14 +58,9 @@ class VocabularyParallelEmbedding(DistributedModule):
             initializer_range: The standard deviation of newly initialized weights.
             inside: Whether it is part of another distributed module, which has gathered the ids and sums the results; a
                 call is then :meth:`partial`.
-            group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: The device of the weight.
-            dtype: The dtype of the weight.
-
-        Raises:
-            ConfigError: ``padding_idx`` is not an id.
+            **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
         """
-        super().__init__(group)
+        super().__init__(**place)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.inside = inside
@@ -77,8 +70,6 @@ class VocabularyParallelEmbedding(DistributedModule):
             (num_embeddings, embedding_dim),
             Sharding(dim=0, size=num_embeddings),
             normal_but_padding(initializer_range, self.padding_idx),
-            device=device,
-            dtype=dtype,
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -90,9 +81,6 @@ class VocabularyParallelEmbedding(DistributedModule):
 
         Returns:
             [batch, ..., embedding_dim].
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match, or on the CPU an id is out of range; all ranks raise it.
         """
         if self.inside:
             return self.partial(input)
@@ -112,9 +100,6 @@ class VocabularyParallelEmbedding(DistributedModule):
 
         Returns:
             [..., embedding_dim], zeros if another rank has the row. The embeddings are the sum over ranks.
-
-        Raises:
-            ConfigError: On the CPU an id is out of range.
         """
         check_ids("VocabularyParallelEmbedding", ids, self.num_embeddings)
         rows = self.weight.shape[0]
@@ -130,11 +115,7 @@ class VocabularyParallelEmbedding(DistributedModule):
 
 
 class TiedOutput(DistributedModule):
-    """The output layer of a language model, with the weight of its word embedding and no bias.
-
-    Attributes:
-        weight: The weight of the :class:`VocabularyParallelEmbedding`.
-    """
+    """The output layer of a language model, with the weight of its word embedding and no bias."""
 
     weight: nn.Parameter
 
@@ -145,13 +126,9 @@ class TiedOutput(DistributedModule):
         self.shardings["weight"] = embedding.shardings["weight"]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute the logits of this rank's slice of the vocabulary, without communication.
+        """Compute the logits of this rank's slice of the vocabulary, padding included, without communication.
 
-        Args:
-            hidden: [..., embedding_dim], the same on all ranks; its gradient is this rank's part of a sum over them.
-
-        Returns:
-            [..., rows of the weight], padding included.
+        The hidden states are the same on all ranks; their gradient is this rank's part of a sum over them.
         """
         return nn.functional.linear(hidden, self.weight)
 
@@ -261,7 +238,7 @@ class _CrossEntropy(torch.autograd.Function):
         exponentials = (scores - finite.unsqueeze(-1)).exp_().sum(-1)
         picked = wide.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
         told = [largest, exponentials, picked, *([scores.sum(-1)] if smoothing else [])]
-        (parts,) = group.all_gather([torch.stack(told).unsqueeze(0)], [0], [[1] * group.size]).result()
+        (parts,) = group.all_gather([torch.stack(told).unsqueeze(0)], [0], [[1] * group.size])()
         top = parts[:, 0].amax(0)
         norm = (parts[:, 1] * (parts[:, 0] - top).exp()).sum(0).log()  # of logits less the largest: no digits lost
         losses = norm + (top - parts[:, 2].sum(0))

@@ -78,13 +78,9 @@ class Audit:
     def called(
         self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor], why_whole: str | None = None
     ) -> None:
-        """Record the call of a module. Passing a weight as an argument counts as reading it in the caller.
+        """Record a call with some tensors as arguments, and why it cannot go to another rank, if so.
 
-        Args:
-            execution: The execution of the called module.
-            caller: The execution that calls it.
-            tensors: The tensors among the arguments.
-            why_whole: Why the call cannot go to another rank; None if it can.
+        Passing a weight as an argument counts as reading it in the caller.
         """
         self._look(execution)
         if hooks_on(self._tree.by_path[execution.path].module) != self._hooks[execution.path]:

@@ -11,28 +11,20 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL
+from shardwright.partition.audit import Audit
 from shardwright.partition.reach import Reach, looks_at_first, may_act
 from shardwright.partition.shared_state import AttributeKey, SharedState
 from shardwright.partition.tree import ModelTree, ModuleEntry, join_path
 
-if TYPE_CHECKING:
-    from shardwright.partition.audit import Audit
-
 
 def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
-    """Join modules with the users of what their backward hooks may change, and keep microbatches in order.
-
-    Args:
-        tree: The model.
-        audit: The record of who used what in a forward.
-        shared: Objects and variables that modules use.
-    """
+    """Join modules with the users of what their backward hooks may change, and keep microbatches in order."""
     buffers = _Buffers(tree)
     hooked = [_Hooked(entry, hooks, buffers) for entry in tree.modules if (hooks := _backward_hooks(entry.module))]
     if not hooked:

@@ -36,20 +36,10 @@ def decide(
     """Trace one call of a model and divide it over the ranks of a pipeline.
 
     Args:
-        module: The whole model.
         call: Runs one forward. Arguments bound by ``functools.partial`` are copied before the trace uses them.
-        cfg: The configuration.
-        num_devices: The pipeline degree.
         options: ``trace_device``, ``trace_execution_times`` and ``trace_memory_usage`` as given to
             ``smp.DistributedModel``.
         together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
-        progress: Reports phases that take long.
-
-    Returns:
-        The decision, to be sent to every rank.
-
-    Raises:
-        PartitionError: The model cannot be divided as requested.
     """
     options = options or {}
     progress = progress or Progress(0)
@@ -73,13 +63,7 @@ def decide(
 
 
 def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -> Decision:
-    """Divide a model that may have been traced.
-
-    Args:
-        module: The whole model.
-        trace: The result of `trace_forward`. With None, only parameters and the number of modules determine the cost.
-        cfg: The configuration.
-        num_devices: The pipeline degree.
+    """Divide a model that may have been traced; without a trace, only parameters and modules determine the cost.
 
     Raises:
         PartitionError: The model cannot be divided as requested.
@@ -90,7 +74,8 @@ def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -
             "whole instead (its layers, say), before smp.DistributedModel"
         )
     tree = ModelTree.of(module)
-    follows = _followers(tree)
+    # Modules without parameters at any depth run on whichever rank calls them.
+    follows = {entry.path for entry in tree.modules if entry.path and next(entry.module.parameters(), None) is None}
     joins = (
         *structural_joins(tree, traced=trace is not None),
         *(trace.joins if trace is not None else ()),
@@ -197,11 +182,6 @@ def _taken_apart(call: Callable[[], Any]) -> tuple[Callable[..., Any], tuple[Any
     if isinstance(call, functools.partial):
         return call.func, call.args, dict(call.keywords)
     return call, (), {}
-
-
-def _followers(tree: ModelTree) -> set[str]:
-    """Return the modules without parameters at any depth. They run on whichever rank calls them."""
-    return {entry.path for entry in tree.modules if entry.path and next(entry.module.parameters(), None) is None}
 
 
 def _buffer_joins(tree: ModelTree, trace: Trace | None, follows: set[str]) -> tuple[JoinReason, ...]:

@@ -20,8 +20,6 @@ class TensorRow:
 
     Attributes:
         names: All its full names, the first as in ``named_parameters()``.
-        shape: Its shape.
-        dtype: Its dtype as text, such as ``"torch.float32"``.
         nbytes: Bytes of its elements.
         ranks: The pp_ranks that hold it: one, except for a buffer shared by modules of several ranks.
     """
@@ -40,12 +38,7 @@ class TensorRow:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinReason:
-    """Why two modules must be on one rank.
-
-    Attributes:
-        modules: The paths of the two modules.
-        reason: What was observed, as text.
-    """
+    """Why two modules, given by their paths, must be on one rank, as text."""
 
     modules: tuple[str, str]
     reason: str
@@ -96,16 +89,7 @@ class Decision:
     ) -> Decision:
         """Create the decision that runs each module of `tree` on the rank that `ranks` gives for its path.
 
-        Args:
-            tree: The model.
-            ranks: By path, the pp_rank of each module.
-            num_devices: The pipeline degree.
-            follows: The attribute of this name.
-            **more: The other attributes.
-
-        Raises:
-            PartitionError: Modules that share a parameter are on different ranks, a module has no rank, or a rank does
-                not exist.
+        It checks that every module has a rank that exists, and that modules with a common parameter are on one rank.
         """
         follows = follows or {}
         for entry in tree.modules:
@@ -148,11 +132,7 @@ class Decision:
         return len({self.modules[name] for name in inside if name not in self.follows}) > 1
 
     def check_against(self, module: nn.Module, *, rank: int | None = None) -> None:
-        """Check that a model is the one that this decision was made for.
-
-        Args:
-            module: This rank's model, still whole.
-            rank: The global rank of this process, for the error message.
+        """Check that a rank's whole model is the one that this decision was made for.
 
         Raises:
             PartitionError: A module, parameter or buffer differs. The message describes the first one on both ranks.

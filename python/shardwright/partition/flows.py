@@ -7,7 +7,7 @@ of such a flow, the innermost module that encloses all its users, determines whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardwright.execution.placed import KeptState
@@ -16,11 +16,10 @@ from shardwright.partition.tree import ModelTree
 
 @dataclass(frozen=True, kw_only=True)
 class CrossingFlow:
-    """State that goes from one execution to another.
+    """State that goes from one execution to another, described by a text.
 
     Attributes:
         scope: The path of the innermost module that encloses all users.
-        what: The state, as text.
         meets_backward: Whether a backward uses or changes it, so that even placement on one rank does not protect it.
     """
 
@@ -32,9 +31,7 @@ class CrossingFlow:
 def scope_of(users: Iterable[str], executions: Mapping[str, int]) -> str | None:
     """Return the scope of state that these modules share; None if it stays within one execution.
 
-    Args:
-        users: The paths of the modules.
-        executions: How often each module ran in the forward.
+    `executions` tells how often each module ran in the forward.
     """
     distinct = sorted(set(users))
     if sum(executions.get(path, 0) for path in distinct) <= 1:
@@ -53,11 +50,9 @@ def scope_of(users: Iterable[str], executions: Mapping[str, int]) -> str | None:
 def merged(
     found: Iterable[tuple[Iterable[str], Iterable[str]]], executions: Mapping[str, int]
 ) -> tuple[KeptState, ...]:
-    """Merge states with the same users. State without names is not merged with state that has names.
+    """Merge states, given as names and the paths of users, if they have the same users.
 
-    Args:
-        found: Names of each state, with the paths of its users.
-        executions: How often each module ran in the forward.
+    State without names is not merged with state that has names.
     """
     names: dict[tuple[frozenset[str], bool], set[str]] = {}
     for held, users in found:
@@ -73,9 +68,4 @@ def merged(
 
 def without_trace(tree: ModelTree) -> tuple[KeptState, ...]:
     """Return the state that is assumed without a trace: every buffer changes, and each holder uses it once."""
-
-    def found() -> Iterator[tuple[Iterable[str], Iterable[str]]]:
-        for entry in tree.buffers:
-            yield entry.names, entry.holders
-
-    return merged(found(), {entry.path: 1 for entry in tree.modules})
+    return merged(((one.names, one.holders) for one in tree.buffers), {entry.path: 1 for entry in tree.modules})

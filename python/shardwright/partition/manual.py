@@ -4,79 +4,53 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import nn
 
-from shardwright.creation import watch_creation
+from shardwright.creation import CreationMark
 from shardwright.errors import PartitionError
 from shardwright.job.runtime import find_runtime
 from shardwright.job.wrapped import WrappedModels
 from shardwright.partition.tree import ModelTree
 
-if TYPE_CHECKING:
-    pass
-
 # Stored in the module itself, so that the placement is copied and deleted with it.
 _CREATED_IN = "_smp_created_in_partition"
 _SET_TO = "_smp_set_to_partition"
 
-_OPEN: ContextVar[tuple[int, ...]] = ContextVar("shardwright_partition", default=())
+_CREATED: CreationMark[int] = CreationMark(_CREATED_IN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManualPlacement:
-    """A module that the script has placed.
-
-    Attributes:
-        path: The module's path.
-        pp_rank: The rank of the module and of all its submodules that are not placed themselves.
-    """
+    """A module that the script has placed, with all its submodules that are not placed themselves."""
 
     path: str
     pp_rank: int
 
 
-def _note_place(module: nn.Module) -> None:
-    places = _OPEN.get()
-    if places:
-        module.__dict__[_CREATED_IN] = places[-1]
-
-
 @contextlib.contextmanager
 def partition(i: int) -> Iterator[None]:
-    """Place the modules created inside on pipeline rank `i`. The innermost context wins.
+    """Place the modules created inside on pipeline rank `i`, from 0. The innermost context wins.
 
     With ``auto_partition`` on, contexts are ignored: modules placed by `set_partition` keep their place, and the rest
     is placed by cost. With it off, a module without a placement goes to the rank of its parent, and finally to
     ``default_partition``.
 
-    Args:
-        i: A pp_rank, from 0 to ``pipeline_parallel_degree`` - 1.
-
     Raises:
         PartitionError: There is no such rank.
     """
     _check_place(i, "smp.partition")
-    token = _OPEN.set((*_OPEN.get(), i))
-    try:
-        with watch_creation(_note_place):
-            yield
-    finally:
-        _OPEN.reset(token)
+    with _CREATED.within(i):
+        yield
 
 
 def set_partition(module: nn.Module, i: int) -> None:
-    """Place `module`, and all its submodules without a placement of their own, on pipeline rank `i`.
+    """Place `module`, and all its submodules without a placement of their own, on pipeline rank `i`, from 0.
 
     The placement applies with ``auto_partition`` on or off. Call this function identically on every rank, before the
-    first step.
-
-    Args:
-        module: A module of the model, or the ``smp.DistributedModel`` itself.
-        i: A pp_rank, from 0 to ``pipeline_parallel_degree`` - 1.
+    first step. The module may be the ``smp.DistributedModel`` itself.
 
     Raises:
         PartitionError: There is no such rank, or the model is already divided.
@@ -92,12 +66,7 @@ def set_partition(module: nn.Module, i: int) -> None:
 
 
 def manual_placements(tree: ModelTree, *, auto: bool) -> list[ManualPlacement]:
-    """Return the modules of a model that the script has placed.
-
-    Args:
-        tree: The model.
-        auto: Whether the rest is placed by cost. Contexts are then ignored.
-    """
+    """Return the modules that the script has placed; with `auto`, contexts do not count."""
     placed = []
     for entry in tree.modules:
         place = entry.module.__dict__.get(_SET_TO)

@@ -111,11 +111,8 @@ def _nbytes(value: object) -> int:
 def repeated(run: Callable[[], Measurement], together: Callable[[bool], bool] = bool) -> Measurement:
     """Measure a forward a few times, if that is fast, and return the shortest time of each piece.
 
-    Other load on the machine can only make a piece slower, never faster.
-
-    Args:
-        run: Measures the forward once.
-        together: Makes ranks that must run it equally often agree.
+    Other load on the machine can only make a piece slower, never faster. Ranks that must run it equally often agree by
+    `together`.
     """
     runs = [run()]
     spent = runs[0].seconds()
@@ -133,12 +130,7 @@ def repeated(run: Callable[[], Measurement], together: Callable[[bool], bool] = 
 
 
 def evened(measurement: Measurement, kinds: Mapping[str, Hashable]) -> Measurement:
-    """Give equivalent pieces their median time, so that equal layers take equally long.
-
-    Args:
-        measurement: The measurement.
-        kinds: The kind of each module, by path. Modules of the same kind are equivalent.
-    """
+    """Give equivalent pieces, of modules of one kind, their median time, so that equal layers take equally long."""
     executions = measurement.executions
     of: list[Hashable] = []
     seen: dict[int, int] = {}
@@ -162,12 +154,7 @@ def as_request(
 ) -> dict[str, object]:
     """Return the measurements for the refinement in the core, as plain data.
 
-    Args:
-        measurement: The measurement.
-        number: The number of each module, by path.
-        schedule: The schedule, such as ``interleaved(active=4)``.
-        num_microbatches: The number of microbatches of a step.
-        undivided: Paths of modules whose division would make microbatches run one after another.
+    `undivided` are the paths of modules whose division would make microbatches run one after another.
     """
     return {
         "schedule": schedule,

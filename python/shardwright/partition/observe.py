@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,13 +30,11 @@ class Execution:
         path: The module's path.
         given: Ids of the model's own tensors that it received as arguments or as results of modules it called.
         entered: Whether its ``forward`` has begun. Its hooks run before that.
-        started: The time of its start, from the `Clock`.
     """
 
     path: str
     given: set[int] = field(default_factory=set)
     entered: bool = False
-    started: Any = None
 
 
 class ForwardObserver(Protocol):
@@ -100,8 +99,6 @@ def intercepted(
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
     """Run compiled modules uncompiled, because operations inside compiled code cannot be observed."""
-    import sys
-
     if "torch._dynamo" not in sys.modules:
         yield
         return
@@ -109,13 +106,13 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
+@dataclass
 class _Wrapper:
-    def __init__(self, module: nn.Module, path: str, stack: Stack, observer: ForwardObserver, runner: Runner) -> None:
-        self._module = module
-        self._path = path
-        self._stack = stack
-        self._observer = observer
-        self._runner = runner
+    _module: nn.Module
+    _path: str
+    _stack: Stack
+    _observer: ForwardObserver
+    _runner: Runner
 
     def wrapped_call(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -159,13 +156,7 @@ class _Wrapper:
 
 
 class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Passes every operation that reaches PyTorch's dispatcher to functions, before and after it runs.
-
-    Args:
-        before: Called with the operation and the flat list of its tensor arguments.
-        written: Called with each tensor that the operation is about to write to.
-        after: Called with the operation, its arguments and its result.
-    """
+    """Passes every operation that reaches PyTorch's dispatcher to functions, before and after it runs."""
 
     supports_higher_order_operators = True
 
@@ -175,7 +166,13 @@ class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
         written: Callable[[torch.Tensor], None],
         after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
     ) -> None:
-        """Store the three functions."""
+        """Store the three functions.
+
+        Args:
+            before: Called with the operation and the flat list of its tensor arguments.
+            written: Called with each tensor that the operation is about to write to.
+            after: Called with the operation, its arguments and its result.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = before
         self._written = written

@@ -16,15 +16,9 @@ _aten = torch.ops.aten
 
 
 def count(func: Any, args: tuple[Any, ...], result: Any) -> int:
-    """Return the number of multiplications and additions of an operation.
+    """Return the number of multiplications and additions of an operation, as passed to ``__torch_dispatch__``.
 
-    Args:
-        func: The operation, as passed to ``__torch_dispatch__``.
-        args: Its positional arguments.
-        result: Its result.
-
-    Returns:
-        The number; 0 for operations whose cost is negligible compared with matrix products.
+    It is 0 for operations whose cost is negligible compared with matrix products.
     """
     counter = _COUNTS.get(getattr(func, "overloadpacket", None))
     return 0 if counter is None else counter(args, result)

@@ -16,7 +16,6 @@ class PlainTensor:
     """A tensor held by modules that is neither a parameter nor a buffer.
 
     Attributes:
-        tensor: The tensor.
         names: Full names of the attributes that hold it.
         holders: Paths of the modules that hold it.
         values: A copy of its values, unless it is large.

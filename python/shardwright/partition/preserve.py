@@ -44,8 +44,7 @@ class Preserved:
     def during(self) -> Iterator[Writes]:
         """Restore everything on exit, including random number generators and settings of PyTorch.
 
-        Yields:
-            The object to which writes to parameters and gradients must be reported.
+        Writes to parameters and gradients must be reported to the object that the context yields.
         """
         tree = self._tree
         writes = Writes(tree)
@@ -64,7 +63,10 @@ class Preserved:
             torch.backends.mha.set_fastpath_enabled(False)
             stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
             stack.callback(self._put_back, writes)
-            _copy_buffers(tree)
+            copies = [entry.tensor.clone() for entry in tree.buffers]
+            for entry in tree.modules:
+                for name, index in entry.buffers.items():
+                    entry.module._buffers[name] = copies[index]
             yield writes
 
     def _put_back(self, writes: Writes) -> None:
@@ -96,13 +98,6 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _copy_buffers(tree: ModelTree) -> None:
-    copies = [entry.tensor.clone() for entry in tree.buffers]
-    for entry in tree.modules:
-        for name, index in entry.buffers.items():
-            entry.module._buffers[name] = copies[index]
 
 
 @contextlib.contextmanager
@@ -218,14 +213,8 @@ def copied_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copy the tensors in arguments, so that a forward that writes to its inputs does not change the caller's.
 
-    Args:
-        args: Positional arguments. Tensors in lists, tuples, dicts and registered types are found.
-        kwargs: Keyword arguments.
-        device: The device of the copies; None for the device of each tensor.
-        keep: Returns whether to pass a tensor on uncopied. By default, parameters are.
-
-    Returns:
-        The same arguments with one copy of each distinct tensor.
+    Tensors in lists, tuples, dicts and registered types are found; each distinct one is copied once, to `device` or
+    where it is. Those for which `keep` returns True, by default parameters, are passed on uncopied.
     """
     copies: dict[int, torch.Tensor] = {}
 

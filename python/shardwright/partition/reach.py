@@ -113,12 +113,9 @@ class Reach:
     def __init__(
         self, functions: Iterable[Any], given: Iterable[Any] = (), instead: Mapping[int, torch.Tensor] | None = None
     ) -> None:
-        """Search the code of functions.
+        """Search the code of functions that are called with the `given` arguments, as far as these are known.
 
-        Args:
-            functions: The functions or other callables.
-            given: The arguments of their calls, as far as known.
-            instead: By the id of a tensor, its replacement.
+        `instead` has, by the id of a tensor, its replacement.
         """
         self._instead = instead or {}
         self.names: set[str] = set()
@@ -254,18 +251,9 @@ class Reach:
 
 
 def may_act(function: Any, reach: Reach) -> bool:
-    """Return whether a backward hook may change gradients: it may return a value, or write to tensors.
-
-    Args:
-        function: The hook.
-        reach: What it can reach.
-    """
-    return _writes_in_place(reach.loaded) or _may_return(function)
-
-
-def _may_return(function: Any) -> bool:
-    function, _ = _function_of(function)
-    return function is None or _read(function.__code__).returns
+    """Return whether a backward hook may change gradients: it may return a value, or write to what it reaches."""
+    found, _ = _function_of(function)
+    return found is None or _writes_in_place(reach.loaded) or _read(found.__code__).returns
 
 
 def looks_at_first(function: Any) -> bool:

@@ -87,9 +87,7 @@ class Recomputed:
     def joins(self, kept: Iterable[KeptState]) -> Iterator[JoinReason]:
         """Yield joins of each such module with all its submodules.
 
-        Args:
-            kept: State that the forward changes and later forwards read. State that each forward sets anew is the same
-                in the recomputation.
+        Only `kept` state counts: state that each forward sets anew is the same in the recomputation.
         """
         known = {name for state in kept for name in state.names}
         joined = set()

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from shardwright.execution.placed import KeptState
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import CrossingFlow, merged
@@ -25,7 +23,6 @@ class ModuleRecord:
         operations: Floating-point operations in it, including modules it calls, as far as they are counted.
         own_activation_bytes: Bytes it keeps for its backward that no other module kept before: measured, or estimated
             as the bytes of its results.
-        output_bytes: Bytes of its own results.
     """
 
     execution_index: int | None
@@ -33,7 +30,6 @@ class ModuleRecord:
     own_seconds: float | None
     operations: int
     own_activation_bytes: int
-    output_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +37,18 @@ class Trace:
     """The observations of one forward of a model.
 
     Attributes:
-        device: The device that it ran on.
         modules: A record for each module, by path, in ``named_modules()`` order.
         calls: How often one module called another: ``(caller, callee, count)``, by path. Code outside the model
             counts as the root, whose path is empty.
-        joins: Modules that must share a rank, with reasons.
         written_buffers: Names of the buffers that the forward changed.
         attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
             that set it.
         temporaries: Those `attributes` that were set before anything read them.
         reads: Path and name of each attribute of a module that other modules read, with the paths of those modules.
         flows: State that one execution of a module leaves for another, other than arguments and results.
-        kept: State that modules keep from one microbatch to the next.
         measurement: The time of each piece, in order, if measured. `ModuleRecord.own_seconds` are its sums.
-        measured_memory: Whether `ModuleRecord.own_activation_bytes` was measured and not estimated.
     """
 
-    device: torch.device
     modules: Mapping[str, ModuleRecord]
     calls: tuple[tuple[str, str, int], ...]
     joins: tuple[JoinReason, ...]
@@ -68,14 +59,6 @@ class Trace:
     flows: tuple[CrossingFlow, ...]
     kept: tuple[KeptState, ...]
     measurement: Measurement | None
-    measured_memory: bool
-
-    def order(self) -> list[str]:
-        """Return the paths of the executed modules in the order of their first execution."""
-        indices = {
-            path: record.execution_index for path, record in self.modules.items() if record.execution_index is not None
-        }
-        return sorted(indices, key=indices.__getitem__)
 
     def together_with(self, other: Trace) -> Trace:
         """Return this trace with the changed and kept state of another forward added. The costs are this trace's."""

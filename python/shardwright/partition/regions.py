@@ -56,11 +56,7 @@ class Regions:
     """Determines whether the traced forward is in a region where no call can leave the rank, and why."""
 
     def __init__(self, *, saves_tensors: bool) -> None:
-        """Start outside any region.
-
-        Args:
-            saves_tensors: Whether the trace itself has installed hooks on saved tensors.
-        """
+        """Start outside any region. The trace itself may have installed hooks on saved tensors."""
         self._saves_tensors = saves_tensors
         self._functions: list[str] = []
 

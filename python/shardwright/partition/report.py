@@ -7,36 +7,24 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from shardwright.partition.decision import Decision
-from shardwright.tables import load_rich
+from shardwright.tables import error_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _LOGGER = logging.getLogger("shardwright")
 _MAX_JOINS = 12
-_LOG_WIDTH = 120
 _COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number of modules"}
 
 
 def announce(decision: Decision) -> None:
     """Print a decision to the standard error stream, and log it."""
-    load_rich()
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = _LOG_WIDTH
-    render(decision, console)
+    render(decision, error_console())
     _LOGGER.info("Partition assignments: %s", assignments(decision))
 
 
 def render(decision: Decision, console: Console) -> None:
-    """Print a decision as a table: what each rank holds, and where the modules are.
-
-    Args:
-        decision: The decision.
-        console: The console to print to.
-    """
+    """Print a decision as a table: what each rank holds, and where the modules are."""
     from rich.table import Table
 
     name = decision.classes.get("", "the model")

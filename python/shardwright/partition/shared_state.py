@@ -88,7 +88,7 @@ class _Cell(Cell):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A container or object that modules reach and that has changed.
+    """A container or object that has changed.
 
     Attributes:
         held: The attributes through which modules reach it.

@@ -21,9 +21,7 @@ def shared_buffer_joins(entry: TensorEntry) -> dict[tuple[str, str], str]:
 def structural_joins(tree: ModelTree, *, traced: bool) -> tuple[JoinReason, ...]:
     """Return the joins that follow from the kinds of modules, without a trace.
 
-    Args:
-        tree: The model.
-        traced: Whether a trace reports which shared buffers change. Without a trace, all of them are assumed to.
+    A trace reports which shared buffers change; if the model was not `traced`, all of them are assumed to.
     """
     joins: dict[tuple[str, str], str] = {}
     for entry in tree.modules:

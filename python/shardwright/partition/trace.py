@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -39,16 +40,10 @@ def is_tracing() -> bool:
 
 
 def choose_device(module: nn.Module, trace_device: Literal["cpu", "gpu"]) -> torch.device | None:
-    """Return the device on which to trace `module`.
+    """Return the device on which to trace `module`; None to leave the model where it is.
 
-    Args:
-        module: The model.
-        trace_device: The ``trace_device`` of ``smp.DistributedModel``. ``"gpu"`` means the current CUDA device, or the
-            CPU if there is none.
-
-    Returns:
-        The device to move the model to for the trace; None to leave the model where it is, which is returned for a
-        model on the meta device and for one whose parameters are on several devices.
+    ``"gpu"`` means the current CUDA device, or the CPU if there is none. A model on the meta device, and one whose
+    parameters are on several devices, stay where they are.
     """
     devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
     if len(devices) != 1 or any(device.type == "meta" for device in devices):
@@ -77,21 +72,13 @@ def trace_forward(
     three times, because observation slows down the first run.
 
     Args:
-        module: The whole model.
         call: Runs the forward on copies of the arguments: the model itself, or any method of it.
-        args: Positional arguments of `call`.
-        kwargs: Keyword arguments of `call`.
         device: The device to run on (see `choose_device`); None leaves model and arguments where they are. On the CPU,
             a module that needs an operation that only the GPU has runs on the GPU, if there is one.
         measure_times: Whether to measure seconds, which the meta device does not support. None measures them if the
             forward computes enough, and omits them where they cannot be measured.
         measure_memory: Measure the bytes that autograd keeps for the backward, instead of estimating them.
         together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
-        progress: Reports phases that take long.
-
-    Returns:
-        The trace.
-
     Raises:
         PartitionError: Times are to be measured for a model without values (on the meta device, or delayed), or the GPU
             has too little memory.
@@ -112,8 +99,8 @@ def trace_forward(
         if measure_times or (measure_times is None and absent is None and together(recording.is_large())):
             with progress.phase("measuring how long each module takes"):
                 measurement = run.timed(where, needed=bool(measure_times), together=together)
-    trace = recording.trace(where, measurement, measure_memory)
-    return trace if trained is None else trace.together_with(trained.trace(where, None, False))
+    trace = recording.trace(measurement)
+    return trace if trained is None else trace.together_with(trained.trace(None))
 
 
 @contextlib.contextmanager
@@ -131,27 +118,19 @@ def _tracing(module: nn.Module, where: torch.device) -> Iterator[None]:
         _TRACING.reset(token)
 
 
+@dataclass
 class _Run:
     """Runs the same forward several times, each time from the same state."""
 
-    def __init__(
-        self,
-        tree: ModelTree,
-        call: Callable[..., object],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        device: torch.device | None,
-        runner: Runner,
-    ) -> None:
-        self._tree = tree
-        self._call = call
-        self._args = args
-        self._kwargs = kwargs
-        self._device = device
-        self._runner = runner
-        self._written: list[torch.Tensor] = []
-        self._gradients = False
-        self._preserved: Preserved | None = None
+    _tree: ModelTree
+    _call: Callable[..., object]
+    _args: tuple[Any, ...]
+    _kwargs: dict[str, Any]
+    _device: torch.device | None
+    _runner: Runner
+    _written: list[torch.Tensor] = field(default_factory=list)
+    _gradients: bool = False
+    _preserved: Preserved | None = None
 
     def watched(self, measure_memory: bool) -> _Recording:
         try:
@@ -357,7 +336,7 @@ class _Recording:
         """Return whether the forward computes enough to be measured."""
         return self._operations.get("", 0) >= MIN_OPERATIONS
 
-    def trace(self, device: torch.device, measurement: Measurement | None, measured_memory: bool) -> Trace:
+    def trace(self, measurement: Measurement | None) -> Trace:
         num_calls: dict[str, int] = {}
         for (_, callee), count in self._calls.items():
             num_calls[callee] = num_calls.get(callee, 0) + count
@@ -371,12 +350,10 @@ class _Recording:
                 own_seconds=None if seconds is None else seconds.get(entry.path, 0.0),
                 operations=self._operations.get(entry.path, 0),
                 own_activation_bytes=self._kept_bytes.get(entry.path, 0),
-                output_bytes=self._output_bytes.get(entry.path, 0),
             )
             for entry in self._tree.modules
         }
         return Trace(
-            device=device,
             modules=records,
             calls=tuple((caller, callee, count) for (caller, callee), count in self._calls.items()),
             joins=self._joins,
@@ -387,7 +364,6 @@ class _Recording:
             flows=self.audit.flows(),
             kept=self.audit.kept(),
             measurement=measurement,
-            measured_memory=measured_memory,
         )
 
     def _kind(self, entry: ModuleEntry) -> tuple[str, int, int]:

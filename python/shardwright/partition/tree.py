@@ -67,7 +67,6 @@ class TensorEntry:
     """One parameter or buffer, with every name under which the model reaches it.
 
     Attributes:
-        tensor: The parameter or buffer.
         names: All its full names, the first as in ``named_parameters()``.
         holders: Paths of the modules that hold it directly.
     """

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardwright import _core
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
@@ -16,11 +16,9 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.failure_text import sendable
 from shardwright.job.exchange import Gathers
 from shardwright.job.objects import send_on
+from shardwright.job.runtime import Runtime
 from shardwright.stalls.wait_state import wait_state_of
 from shardwright.values import decode
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "stall report"
 #: How often the thread polls for messages of other ranks.
@@ -33,13 +31,7 @@ _MAX_CALLS = 12
 
 
 class _EndlessWait(NamedTuple):
-    """A wait of this rank's script that cannot end.
-
-    Attributes:
-        wait: The number of the wait.
-        text: What all ranks do.
-        since: When this rank learned of it, in monotonic seconds.
-    """
+    """A wait of this rank's script that cannot end: its number, what all ranks do, and when this rank learned of it."""
 
     wait: int
     text: str
@@ -151,15 +143,10 @@ class StallReporter:
             )
 
     def check(self, wait: int, failed: BaseException | None = None) -> None:
-        """Check for a deadlock.
+        """Raise if all ranks wait for one another, this one in the wait with this number.
 
-        Args:
-            wait: The number of the wait.
-            failed: The error that ended the wait, which may be due to the deadlock. Without one, other ranks are first
-                given time to learn of it.
-
-        Raises:
-            StallError: All ranks wait for one another.
+        An error that ended the wait may be due to the deadlock. Without one, other ranks are first given time to learn
+        of it.
         """
         if failed is not None and self._detector.wait_id == ("wait", wait):
             # What a rank said before it left, or failed in a step, may not have been read yet.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardwright.data_parallel.collectives import ReplicaCollectives
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 #: If a step has not moved for this long after a message arrived, the message had no effect.
 _SETTLED_SECONDS = 0.2

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dis
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 
 def assigned_outside(function: Callable[..., Any]) -> list[str]:

@@ -10,10 +10,10 @@ import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from shardwright.data_parallel.weights import LabelCounts
+from shardwright.job.runtime import Runtime
 from shardwright.step.split import MicrobatchArguments, Splitter
 
 if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
     from shardwright.step.decorator import StepFunction
 
 #: A checksum of the tensors of each argument, by the argument's name.

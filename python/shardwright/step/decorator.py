@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from shardwright.errors import ConfigError
-from shardwright.job.runtime import current_runtime
+from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.step.run import run_step
 from shardwright.step.split import Splitter
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,8 +23,7 @@ class StepFunction(Generic[P, R]):
         detach_outputs: Whether returned tensors are detached from the graph.
         microbatches: The number of parts of a batch; None for the number in the configuration.
         calls: The number of calls.
-        warned_of_batches: Whether this rank has warned that its batch differs from that of the first rank of its
-            pipeline.
+        warned_of_batches: Whether this rank has warned that its batch is another than the first rank's of its pipeline.
         warned_of_labels: Whether this rank has warned that microbatches have different numbers of labels.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,11 +12,8 @@ from shardwright import _core
 from shardwright.errors import ShardwrightError
 from shardwright.execution.sparse import has_parts, put_together, take_apart
 from shardwright.job.exchange import receive_object
-from shardwright.job.runtime import current_runtime
+from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.values import decode, encode, registry
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 #: Returned tensors of more bytes than this are sent only to ranks that use them.
 MAX_SENT_BYTES = 1 << 16
@@ -55,11 +52,7 @@ class DeferredTensor:
         return self._root, self._key
 
     def fetch(self) -> torch.Tensor:
-        """Fetch the tensor from the root. Call this method only once.
-
-        Raises:
-            PeerLostError: The root is no longer there.
-        """
+        """Fetch the tensor from the root. Call this method only once."""
         assert self._runtime is not None, "the root has the tensor itself"
         self._release.detach()
         channel = self._runtime.node.fetch(self._root, self._key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from shardwright import failure_text
 from shardwright.data_parallel.collectives import ReplicaCollectives
@@ -14,13 +13,11 @@ from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.state_order import rollback
 from shardwright.execution.worker import WorkerPool
 from shardwright.job.explained import explain
+from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
+from shardwright.step.transaction import StepTransaction
 from shardwright.tensor_parallel.group import TensorGroup
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
-    from shardwright.step.transaction import StepTransaction
 
 #: How long a failed step waits for a running task. After that it continues without waiting.
 _UNWIND_SECONDS = 1.0

@@ -17,7 +17,7 @@ from shardwright.errors import FrameError, NotOwnedError
 from shardwright.execution.children import CONTAINER_METHODS, notifying
 from shardwright.execution.locations import module_locations
 from shardwright.frames import Leaves, current_frame
-from shardwright.job.runtime import find_runtime
+from shardwright.job.runtime import Runtime, find_runtime
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.model.updates import Updates
@@ -51,6 +51,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
+# `refuse_change` looks at who called these functions, so each calls it itself.
 def set_attribute(module: nn.Module, name: str, value: Any) -> None:
     """Replace ``Module.__setattr__``, because copies of the module on other ranks would not be changed."""
     module_locations.refuse_change(module, name, value)
@@ -170,18 +171,14 @@ def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace ``torch.nn.utils.get_total_norm``, and raise an error if it would be the norm of one rank's part."""
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    _refuse_part_of_norm(gradients)
+    if (runtime := find_runtime()) is not None:
+        _refuse_part_of_norm(runtime, gradients)
     return original_of(total_norm)(gradients, *args, **kwargs)
 
 
-def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
-    runtime = find_runtime()
-    if runtime is None:
-        return
-    given, ranks = (
-        {id(gradient) for gradient in gradients},
-        runtime.place.topology.group("MP_GROUP", runtime.place.rank),
-    )
+def _refuse_part_of_norm(runtime: Runtime, gradients: list[torch.Tensor]) -> None:
+    given = {id(gradient) for gradient in gradients}
+    ranks = runtime.place.topology.group("MP_GROUP", runtime.place.rank)
     for placement in runtime[Models].placements:
         if not placement.partitioned or not (runtime.place.pp_size > 1 or placement.is_sharded):
             continue

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-if TYPE_CHECKING:
-    from shardwright.execution.turn import Turn
+from shardwright.execution.turn import Turn
 
 #: A task's place in the step, independent of timing: its microbatch, and the place of the module's call in it.
 TaskPlace = tuple[int, int]

@@ -51,11 +51,7 @@ class StepOutput:
         self._weights = weights
 
     def _only(self, what: str) -> torch.Tensor:
-        """Return the tensor of the only microbatch.
-
-        Raises:
-            ShardwrightError: There are several microbatches.
-        """
+        """Return the tensor of the only microbatch; raise if there are several."""
         if len(self._outputs) > 1:
             raise ShardwrightError(_several(what, len(self._outputs)))
         return self.outputs[0]
@@ -221,11 +217,8 @@ def _equal(left: Any, right: Any) -> bool:
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any], *, in_registered: bool = False) -> Any:
     """Return the value with every tensor in its dicts, lists, tuples and dataclasses replaced.
 
-    Args:
-        value: Any value.
-        function: Returns the replacement of a tensor.
-        in_registered: Whether to replace tensors in objects of registered types too, which :func:`merge_microbatches`
-            leaves unchanged.
+    With ``in_registered``, tensors in objects of registered types are replaced too, which :func:`merge_microbatches`
+    leaves unchanged.
     """
     if isinstance(value, torch.Tensor):
         return function(value)

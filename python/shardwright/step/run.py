@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves, close_calls, in_frame
 from shardwright.job.received import decode_from
+from shardwright.job.runtime import Runtime
 from shardwright.memory import Announcement, MemoryAccount
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
@@ -54,9 +56,6 @@ from shardwright.values import encode
 _MAX_RUNS = 6
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shardwright.job.runtime import Runtime
     from shardwright.model.placement import Placement
     from shardwright.step.decorator import StepFunction
 
@@ -360,7 +359,5 @@ class _Pipeline:
                 if self.batch is not None and batch is not None:
                     warn_of_others(runtime, self.step, self.batch, batch)
                 return results
-            elif event.kind == _core.EventKind.ABORTED_LOCALLY:
+            else:  # aborted locally
                 raise runtime[WorkerPool].error or ShardwrightError("a task failed, and its error is not known")
-            else:
-                raise StepAborted(f"unknown event {event.kind!r} from the execution server")

@@ -126,7 +126,7 @@ class Splitter:
             return [value.smp_slice(count, microbatch, axis) for microbatch in range(count)]
         if isinstance(value, (dict, UserDict)):
             items = {k: self._divide(f"{path}[{k!r}]", item, axis, count, sizes) for k, item in value.items()}
-            return [_dict_like(value, {key: pieces[m] for key, pieces in items.items()}) for m in range(count)]
+            return [dict_like(value, {key: pieces[m] for key, pieces in items.items()}) for m in range(count)]
         if isinstance(value, (list, tuple, set, frozenset)):
             listed = [self._divide(f"{path}[{i}]", item, axis, count, sizes) for i, item in enumerate(value)]
             parts = [[pieces[m] for pieces in listed] for m in range(count)]
@@ -145,7 +145,8 @@ def _counts(size: int, count: int) -> list[int]:
     return [size // count + (part < size % count) for part in range(count)]
 
 
-def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
+def dict_like(original: Any, items: dict[Any, Any]) -> Any:
+    """Return a dict of the original's class with other items."""
     if type(original) is dict:
         return items
     copied = original.copy()

@@ -5,22 +5,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from shardwright import _core
 from shardwright.contents import put_values
-from shardwright.data_parallel import GradientListener
+from shardwright.data_parallel.reducer import GradientListener
 from shardwright.execution import process
+from shardwright.execution.turn import Turn
+from shardwright.model.placement import Placement
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState
 from shardwright.step.ordered import OrderedGradients
-
-if TYPE_CHECKING:
-    from shardwright.execution.turn import Turn
-    from shardwright.model.placement import Placement
 
 #: Attributes of modules that belong to PyTorch. Gradients and buffers are restored separately.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -38,10 +36,8 @@ class StepTransaction:
     ) -> None:
         """Create a transaction that has changed nothing yet.
 
-        Args:
-            placements: The placements of the models.
-            ordered_by: The turn whose tasks' gradients are summed in a fixed order; None for the order of arrival.
-            attributes: Whether the step may run again, and needs the original attributes of modules.
+        Gradients of the tasks of the turn ``ordered_by`` are summed in a fixed order. With ``attributes``, the step may
+        run again, and needs the original attributes of modules.
         """
         self._placements = placements
         self._ordered_by = ordered_by

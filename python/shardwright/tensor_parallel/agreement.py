@@ -51,15 +51,8 @@ class Rule:
 class Signature:
     """The metadata of one rank's tensors for a collective.
 
-    Attributes:
-        operation: The operation of the rule.
-        dims: The dims of the rule.
-        shapes: The shapes of the tensors.
-        dtypes: The dtypes of the tensors, as strings that include the layout unless it is strided.
-        needs_grad: Whether one of the tensors needs a gradient.
-        parameters_need_grad: Whether a parameter of the rank's part of the module needs a gradient.
-        grad_enabled: Whether grad mode is enabled on the rank.
-        seed: A random number drawn by the rank, or 0.
+    Dtypes are strings that include the layout unless it is strided. The seed is a random number drawn by the rank, or
+    0.
     """
 
     operation: str
@@ -128,15 +121,8 @@ class Agreement:
 def check(rule: Rule, agreement: Agreement, num_slices: int) -> None:
     """Check the signatures of all ranks against the rule of a collective.
 
-    Every rank has the same agreement and therefore raises the same error, so that no rank waits in the collective.
-
-    Args:
-        rule: The rule of the calling rank.
-        agreement: The signatures of all ranks.
-        num_slices: The number of slices into which the rule's divided dim is divided.
-
-    Raises:
-        ConfigError: A signature violates the rule. The message names the value, the tp rank and what is allowed.
+    Every rank has the same agreement and therefore raises the same error, so that no rank waits in the collective. The
+    message names the value, the tp rank and what is allowed.
     """
     name = rule.operation
     signatures = agreement.signatures
@@ -196,18 +182,9 @@ def _check_shapes(rule: Rule, agreement: Agreement, num_slices: int) -> None:
 
 
 def check_sizes(operation: str, sizes: Sequence[int], num_ranks: int, dim: int, rank: int | None, size: int) -> None:
-    """Check sizes passed by a caller against this rank's tensor.
+    """Check the sizes that a caller passed for each tp rank against this rank's tensor, which has ``size`` in the dim.
 
-    Args:
-        operation: The name of the primitive, for error messages.
-        sizes: The size for each tp rank.
-        num_ranks: The number of tp ranks.
-        dim: The dim of the tensor, for error messages.
-        rank: The calling tp rank, if the tensor has ``sizes[rank]`` in the dim; None if it has the sum of all sizes.
-        size: The size of the tensor in the dim.
-
-    Raises:
-        ConfigError: The number of sizes is wrong, a size is negative, or the sizes do not match the tensor.
+    The tensor has ``sizes[rank]`` there, or the sum of all sizes if the rank is None.
     """
     if len(sizes) != num_ranks or any(number < 0 for number in sizes):
         raise ConfigError(

@@ -2,13 +2,17 @@
 
 Names are those of the paper. The backward is the exact adjoint over the whole group, for a loss that is the sum of
 the ranks' losses. ``fwd_allreduce_for_tp`` and ``bwd_allreduce_for_tp`` are a pair for replicated values instead,
-whose loss counts once. All ranks of the group must call the same primitives in the same order, and either all or none
-must run the backward through them.
+whose loss counts once. All ranks of the group, by default the running job's, must call the same primitives in the same
+order, and either all or none must run the backward through them.
+
+Each takes a tensor, or a list of tensors for one collective (of sums, for one per dtype). If shapes or dtypes differ
+between ranks where they must not, a dim is out of range or cannot be sliced, a dtype has no sum, or sizes do not match
+the tensor, it raises :class:`ConfigError`.
 """
 
 from __future__ import annotations
 
-from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
+from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.layouts import PARTIAL, SHARED, WHOLE, Sizes, T, move, slices
 
 
@@ -18,22 +22,15 @@ def fused_allgather_for_tp(
     """Concatenate the tensors of all tp ranks; backward is a reduce-scatter (paper, appendix I.6).
 
     Args:
-        tensor: This rank's tensor, [..., n_r, ...] with its own size n_r in ``dim``, of any dtype; or a list of
-            tensors, for one collective. The dtype and all other sizes are the same on all ranks.
+        tensor: This rank's tensor, [..., n_r, ...] with its own size n_r in ``dim``, of any dtype.
         dim: The dim along which to concatenate, in the order of tp ranks.
-        group: The tensor-parallel group; by default the running job's.
         sizes: n_r of every tp rank, the same for all tensors of a list, if the caller knows them.
         needs_grad: Whether any rank needs a gradient, if the caller knows. With neither this nor ``sizes``, the
             ranks first exchange shapes by one small all-gather, and every rank raises an error if they do not match.
 
     Returns:
         [..., sum of n_r, ...], of the same dtype, the same on all ranks.
-
-    Raises:
-        ConfigError: ``dim`` is out of range, shapes differ in another dim, dtypes differ, or ``sizes`` do not match the
-            tensor.
     """
-    group = current_tensor_group() if group is None else group
     return move("fused_allgather_for_tp", tensor, slices(dim), SHARED, group, sizes, None, needs_grad)
 
 
@@ -43,22 +40,15 @@ def reduce_scatter_for_tp(
     """Sum the tensors of all tp ranks and keep one slice of the sum; backward is an all-gather (paper, appendix I.6).
 
     Args:
-        tensor: This rank's tensor, of the same shape [..., n, ...] and dtype on all ranks, floating, complex or
-            integer; or a list of tensors, for one collective.
+        tensor: This rank's tensor, of the same shape [..., n, ...] on all ranks, floating, complex or integer.
         dim: The dim along which the sum is sliced.
-        group: The tensor-parallel group; by default the running job's.
         sizes: The size of every tp rank's slice, with sum n, if sizes are not equal.
         needs_grad: As for :func:`fused_allgather_for_tp`.
 
     Returns:
         This rank's slice, [..., n / tp degree, ...] or [..., sizes[tp rank], ...], of the same dtype. Summands are
         added in the order of tp ranks. Half precision is summed in single precision and rounded once.
-
-    Raises:
-        ConfigError: ``dim`` is out of range, n is not divisible by the tp degree, shapes or dtypes differ between
-            ranks, the dtype has no sum, or ``sizes`` do not match the tensor.
     """
-    group = current_tensor_group() if group is None else group
     return move("reduce_scatter_for_tp", tensor, PARTIAL, slices(dim), group, None, sizes, needs_grad)
 
 
@@ -76,23 +66,18 @@ def scatter_and_merge_for_tp(
 
     Args:
         tensor: This rank's tensor, [..., n, ..., m_r, ...] with n in ``split_dim`` on all ranks and its own m_r in
-            ``merge_dim``, of any dtype; or a list of tensors, for one collective.
+            ``merge_dim``, of any dtype.
         split_dim: The dim that is sliced.
         merge_dim: The dim along which the received slices are concatenated, in the order of tp ranks. It may be
             ``split_dim`` if slices are of equal size.
-        group: The tensor-parallel group; by default the running job's.
         split_sizes: The size of every tp rank's slice, with sum n, if sizes are not equal.
         merge_sizes: m_r of every tp rank, if the caller knows them.
         needs_grad: As for :func:`fused_allgather_for_tp`; with none of the three, the ranks exchange shapes first.
 
     Returns:
         [..., n / tp degree, ..., sum of m_r, ...], of the same dtype.
-
-    Raises:
-        ConfigError: A dim is out of range, n is not divisible by the tp degree, shapes or dtypes differ between ranks
-            where they must not, or sizes do not match the tensor.
     """
-    group, old, new = current_tensor_group() if group is None else group, slices(merge_dim), slices(split_dim)
+    old, new = slices(merge_dim), slices(split_dim)
     return move("scatter_and_merge_for_tp", tensor, old, new, group, merge_sizes, split_sizes, needs_grad)
 
 
@@ -103,19 +88,13 @@ def fwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_g
     the gradient of each summand.
 
     Args:
-        tensor: This rank's tensor, of the same shape and dtype on all ranks, floating, complex or integer; or a list
-            of tensors, for one collective per dtype.
-        group: The tensor-parallel group; by default the running job's.
+        tensor: This rank's tensor, of the same shape on all ranks, floating, complex or integer.
         needs_grad: Whether any rank needs a gradient, if the caller knows, and knows that shapes are the same. Without
             it, the ranks first exchange shapes by one small all-gather.
 
     Returns:
         The sum, of the same shape and dtype, bitwise identical on all ranks.
-
-    Raises:
-        ConfigError: Shapes or dtypes differ between ranks, or the dtype has no sum.
     """
-    group = current_tensor_group() if group is None else group
     return move("fwd_allreduce_for_tp", tensor, PARTIAL, WHOLE, group, None, None, needs_grad)
 
 
@@ -123,15 +102,10 @@ def bwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_g
     """Return a replicated tensor; backward sums its gradient over tp ranks (paper, appendix I.6 and figures 11, 12).
 
     Args:
-        tensor: A tensor of any dtype, the same on all ranks; or a list of tensors, for one collective in the backward.
-        group: The tensor-parallel group; by default the running job's.
+        tensor: A tensor of any dtype, the same on all ranks.
         needs_grad: As for :func:`fwd_allreduce_for_tp`.
 
     Returns:
         A view of the tensor, from which each rank computes a different part of the model's result.
-
-    Raises:
-        ConfigError: Shapes or dtypes differ between ranks.
     """
-    group = current_tensor_group() if group is None else group
     return move("bwd_allreduce_for_tp", tensor, WHOLE, SHARED, group, None, None, needs_grad)

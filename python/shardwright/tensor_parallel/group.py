@@ -14,19 +14,13 @@ from shardwright.job.runtime import current_runtime
 from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
-from shardwright.tensor_parallel.packing import Shape, num_bytes, pack, resized, sum_in_order, unpack
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.tensor_parallel.packing import Pending, Shape, num_bytes, pack, resized, sum_in_order, unpack
 from shardwright.tensor_parallel.shape_exchange import ShapeExchange
 
 
 @dataclass
 class Count:
-    """The number of collectives of a kind, and the bytes that they sent.
-
-    Attributes:
-        number: The number of collectives.
-        num_bytes: The bytes that this rank sent to other ranks, if algorithms send the minimum.
-    """
+    """The number of collectives of a kind, and the bytes that this rank sent, if algorithms send the minimum."""
 
     number: int = 0
     num_bytes: int = 0
@@ -62,15 +56,10 @@ class TensorGroup:
 
         Args:
             process_group: The group; None for one rank.
-            optimize: ``"speed"`` or ``"memory"``.
-            prescaled_batch: Whether all ranks have the same samples.
             back_end: The backend that runs the collectives; by default the process group.
             host: The backend for the exchange of metadata in CPU tensors, which waits for no device. By default
                 ``back_end``, with tensors on the device that it needs.
             enter: Called with a description of what the ranks are about to agree on, before this rank waits.
-
-        Raises:
-            ConfigError: The calling rank is not in the process group.
         """
         if process_group is not None and dist.get_rank(process_group) < 0:
             raise ConfigError("the process group of a TensorGroup has to contain the calling rank")
@@ -87,24 +76,13 @@ class TensorGroup:
         self._host = host
         self._shapes = ShapeExchange(self._exchange_blocks, self.size, self.rank, remembers=host is not None)
 
-    def like(self, *, optimize: str | None = None, prescaled_batch: bool | None = None) -> TensorGroup:
-        """Return a group with the same ranks and backend, with the settings given, and with its own counts."""
-        return TensorGroup(
-            self._process_group,
-            optimize=self.optimize if optimize is None else optimize,
-            prescaled_batch=self.prescaled_batch if prescaled_batch is None else prescaled_batch,
-            back_end=self._back_end,
-            host=self._host,
-            enter=self._enter,
-        )
-
     def __deepcopy__(self, memo: object) -> TensorGroup:
         """Return the group itself: copies of a module share its group, as copies of tensors share their device."""
         return self
 
     def as_first(self, flag: bool) -> bool:
         """Return the flag of the group's first rank, for decisions that must be the same on all ranks."""
-        return flag if self.size == 1 else self._exchange_blocks("agree", bytes([flag])).result()[0] == b"\1"
+        return flag if self.size == 1 else self._exchange_blocks("agree", bytes([flag]))()[0] == b"\1"
 
     def begin_step(self) -> None:
         """Begin a step."""
@@ -127,11 +105,7 @@ class TensorGroup:
         return list(dict.fromkeys(each for each in (self._back_end, self._host) if each is not None))
 
     def meet(self, place: str) -> None:
-        """Check that all ranks have reached the same place in the step function.
-
-        Raises:
-            ConfigError: This rank is here while another rank calls a module; all ranks raise it.
-        """
+        """Check that all ranks have reached the same place in the step function; else all of them raise an error."""
         if self.size > 1:
             if self._enter is not None:
                 self._enter(place)
@@ -141,8 +115,7 @@ class TensorGroup:
     def end_step(self) -> None:
         """Read the messages of the step that this rank has not waited for.
 
-        Raises:
-            ConfigError: In a call, one rank assumed unchanged shapes and another one did not; both raise it.
+        If one rank assumed unchanged shapes in a call and another one did not, both raise :class:`ConfigError`.
         """
         self._shapes.catch_up()
 
@@ -154,10 +127,10 @@ class TensorGroup:
         seed: int = 0,
         known: bool = False,
     ) -> Agreement:
-        """Exchange shapes and dtypes of tensors with all ranks, by one small all-gather.
+        """Exchange shapes and dtypes of tensors with all ranks, by one small all-gather; returns the signatures of all.
 
         If nothing may differ between ranks, a call with the same shapes as the last one does not wait
-        (``shape_exchange.py``).
+        (``shape_exchange.py``). If the signatures do not match, all ranks raise :class:`ConfigError`.
 
         Args:
             rule: The requirements of the collective that follows.
@@ -165,12 +138,6 @@ class TensorGroup:
             parameters_need_grad: Whether a parameter of this rank's part of the module needs a gradient.
             seed: A random number drawn by this rank, if the ranks need a common one.
             known: Whether the caller knows that all ranks have the same signature; nothing is sent then.
-
-        Returns:
-            The signatures of all ranks.
-
-        Raises:
-            ConfigError: The signatures do not match; all ranks raise it.
         """
         own = Signature.of(rule, tensors, parameters_need_grad, seed)
         if known or self.size == 1:
@@ -184,16 +151,9 @@ class TensorGroup:
     def all_gather(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
     ) -> Pending[list[torch.Tensor]]:
-        """Concatenate the tensors of all ranks, in the order of tp ranks.
+        """Concatenate the tensors of all ranks along a dim each, in the order of tp ranks.
 
-        Args:
-            tensors: This rank's tensors, of shape [..., size of this rank, ...], which must not change before the
-                collective has ended.
-            dims: For each tensor, the dim along which to concatenate, not negative.
-            sizes: For each tensor, every tp rank's size along that dim.
-
-        Returns:
-            For each tensor [..., sum of sizes, ...], of the same dtype.
+        Dims are not negative, and ``sizes`` are every tp rank's along them. The tensors must not change before the end.
         """
         dtypes = [tensor.dtype for tensor in tensors]
         shapes = [
@@ -207,34 +167,26 @@ class TensorGroup:
             gathering = self._gather(own, lengths, whole.view(-1).view(torch.uint8))
 
             def finish_in_place() -> list[torch.Tensor]:
-                gathering.result()
+                gathering()
                 return [whole]
 
-            return Pending(finish_in_place)
+            return finish_in_place
         gathered = self._gather(own, lengths)
 
         def finish() -> list[torch.Tensor]:
-            parts = [unpack(piece, of, dtypes) for piece, of in zip(gathered.result(), shapes, strict=True)]
+            parts = [unpack(piece, of, dtypes) for piece, of in zip(gathered(), shapes, strict=True)]
             return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(dims)]
 
-        return Pending(finish)
+        return finish
 
     def reduce_scatter(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
     ) -> Pending[list[torch.Tensor]]:
-        """Sum the tensors of all ranks, and keep this rank's slice of the sum.
+        """Sum tensors, of the same shapes on all ranks, and keep this rank's slice of the sum, along a dim of each.
 
-        Slices are sent by an all-to-all; then each rank adds the slices that it receives, in the order of tp ranks.
-
-        Args:
-            tensors: Tensors of the same shapes on all ranks, [..., sum of sizes, ...]. They must not change before the
-                collective has ended.
-            dims: For each tensor, the dim that is sliced, not negative.
-            sizes: For each tensor, the size of every tp rank's slice.
-
-        Returns:
-            For each tensor [..., size of this rank, ...], of the same dtype. Half precision is summed in single
-            precision.
+        Slices, of ``sizes`` for the tp ranks, are sent by an all-to-all; then each rank adds the slices that it
+        receives, in the order of tp ranks, half precision in single. Dims are not negative. The tensors must not change
+        before the end.
         """
         shapes = [
             resized(tensor.shape, dim, of[self.rank]) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)
@@ -242,10 +194,10 @@ class TensorGroup:
         exchanged = self._exchange("reduce_scatter", _slices(tensors, dims, sizes), [shapes] * self.size)
 
         def finish() -> list[torch.Tensor]:
-            parts = exchanged.result()
+            parts = exchanged()
             return [sum_in_order([part[i] for part in parts]) for i in range(len(tensors))]
 
-        return Pending(finish)
+        return finish
 
     def all_to_all(
         self,
@@ -263,9 +215,6 @@ class TensorGroup:
             merge_dims: For each tensor, the dim along which slices are concatenated, not negative.
             split_sizes: For each tensor, the sizes of the slices, the same on all ranks.
             merge_sizes: For each tensor, every tp rank's size along its merge dim.
-
-        Returns:
-            For each tensor [..., split size of this rank, ..., sum of merge sizes, ...], of the same dtype.
         """
         kept = [
             resized(tensor.shape, dim, of[self.rank])
@@ -275,17 +224,13 @@ class TensorGroup:
             [resized(shape, dim, of[rank]) for shape, dim, of in zip(kept, merge_dims, merge_sizes, strict=True)]
             for rank in range(self.size)
         ]
-        parts = self._exchange("all_to_all", _slices(tensors, split_dims, split_sizes), shapes).result()
+        parts = self._exchange("all_to_all", _slices(tensors, split_dims, split_sizes), shapes)()
         return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(merge_dims)]
 
     def all_reduce(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sum the tensors of all ranks, with one collective per dtype.
+        """Sum the tensors of all ranks, with one collective per dtype; sums are bitwise identical on all ranks.
 
-        Args:
-            tensors: Tensors of the same shapes and dtypes on all ranks.
-
-        Returns:
-            Their sums, bitwise identical on all ranks. The backend rounds half precision at every addition.
+        The backend rounds half precision at every addition.
         """
         sums: dict[int, torch.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -299,17 +244,10 @@ class TensorGroup:
         return [sums[i] for i in range(len(tensors))]
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending[torch.Tensor]:
-        """Start to sum a tensor over ranks, in place if it is contiguous.
-
-        Args:
-            tensor: A floating tensor of the same shape and dtype on all ranks, which the caller must not use any more.
-
-        Returns:
-            The sum, bitwise identical on all ranks.
-        """
+        """Start to sum a floating tensor over ranks, in place if contiguous; the caller must not use it any more."""
         total = tensor.detach().contiguous()
         if self._back_end is None:
-            return Pending(lambda: total)
+            return lambda: total
         self._count("all_reduce", 2 * (self.size - 1) * total.numel() * total.dtype.itemsize // self.size)
         return self._back_end.all_reduce(total)
 
@@ -322,20 +260,20 @@ class TensorGroup:
             own = own.cuda()
         self._count(kind, len(block) * (self.size - 1))
         received = carrier.all_gather(own, [len(block)] * self.size)
-        return Pending(lambda: [bytes(piece.tolist()) for piece in received.result()])
+        return lambda: [bytes(piece.tolist()) for piece in received()]
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks, contiguous and in new memory."""
         return self.start_all_reduce(
             torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-        ).result()
+        )()
 
     def _gather(
         self, own: torch.Tensor, lengths: list[int], into: torch.Tensor | None = None
     ) -> Pending[list[torch.Tensor]]:
         """Start to gather the bytes of all ranks, into ``into`` if it is given."""
         if self._back_end is None:
-            return Pending(lambda: [own if into is None else into.copy_(own)])
+            return lambda: [own if into is None else into.copy_(own)]
         self._count("all_gather", own.numel() * (self.size - 1))
         return self._back_end.all_gather(own, lengths, into)
 
@@ -347,14 +285,14 @@ class TensorGroup:
         sent = [num_bytes([tuple(piece.shape) for piece in pieces], dtypes) for pieces in outgoing]
         own = pack([piece for pieces in outgoing for piece in pieces])
         if self._back_end is None:
-            return Pending(lambda: [unpack(own, shapes[0], dtypes)])
+            return lambda: [unpack(own, shapes[0], dtypes)]
         self._count(kind, sum(sent) - sent[self.rank])
         exchanged = self._back_end.all_to_all(own, sent, [num_bytes(theirs, dtypes) for theirs in shapes])
 
         def finish() -> list[list[torch.Tensor]]:
-            return [unpack(piece, of, dtypes) for piece, of in zip(exchanged.result(), shapes, strict=True)]
+            return [unpack(piece, of, dtypes) for piece, of in zip(exchanged(), shapes, strict=True)]
 
-        return Pending(finish)
+        return finish
 
     def _count(self, kind: str, sent: int) -> None:
         count = self.counts.setdefault(kind, Count())
@@ -371,11 +309,7 @@ def _slices(
 
 
 def current_tensor_group() -> TensorGroup:
-    """Return the calling rank's TP_GROUP, a group of one rank without tensor parallelism.
-
-    Raises:
-        ShardwrightError: ``smp.init`` was not called.
-    """
+    """Return the calling rank's TP_GROUP, a group of one rank without tensor parallelism."""
     runtime = current_runtime()
     group = runtime.find(TensorGroup)
     if group is None:

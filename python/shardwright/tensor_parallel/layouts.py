@@ -10,7 +10,7 @@ import torch
 
 from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.agreement import SUMMED, Rule, check_sizes
-from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 
 #: A tensor, or a list of tensors for one collective; the result is of the same kind.
 T = TypeVar("T", torch.Tensor, list[torch.Tensor])
@@ -72,21 +72,10 @@ def hidden_states(group: TensorGroup) -> Layout:
 def relayout(
     tensor: T, old: Layout, new: Layout, *, group: TensorGroup, needs_grad: bool, sizes: Sizes | None = None
 ) -> T:
-    """Convert activations from one layout to another; backward is the inverse conversion.
+    """Convert a tensor, or a list of them by one collective, from one layout to another; backward is the inverse.
 
-    Args:
-        tensor: The tensor in the old layout; or a list of tensors, for one collective.
-        old: The old layout.
-        new: The new layout.
-        group: The tensor-parallel group.
-        needs_grad: Whether any rank needs a gradient. Shapes must be known to match.
-        sizes: The size of every tp rank's slice, for slices that may have any size.
-
-    Returns:
-        The tensor in the new layout.
-
-    Raises:
-        ConfigError: The sliced dim is not divisible by the tp degree, or ``sizes`` do not match the tensor.
+    ``needs_grad`` is whether any rank needs a gradient; shapes must be known to match. Slices of any size need the
+    ``sizes`` of every tp rank.
     """
     if group.size == 1 or old == new:
         return tensor
@@ -99,7 +88,7 @@ def move(
     tensor: T,
     old: Layout,
     new: Layout,
-    group: TensorGroup,
+    group: TensorGroup | None,
     old_sizes: Sizes | None,
     new_sizes: Sizes | None,
     needs_grad: bool | None,
@@ -108,18 +97,13 @@ def move(
 
     Args:
         operation: The name of the operation, for error messages.
-        tensor: As for :func:`relayout`.
-        old: As for :func:`relayout`.
-        new: As for :func:`relayout`.
-        group: As for :func:`relayout`.
+        tensor: As for :func:`relayout`, as are the arguments not described here.
         old_sizes: The size of every tp rank's slice in the old layout, if the caller knows them.
         new_sizes: The size of every tp rank's slice in the new layout, if sizes are not equal.
         needs_grad: Whether any rank needs a gradient, if the caller knows. With none of the three, the ranks exchange
             them.
-
-    Raises:
-        ConfigError: Shapes or dtypes do not match, or sizes do not match the tensor.
     """
+    group = current_tensor_group() if group is None else group
     dims = tuple(one.dim for one in (new, old) if one.dim is not None)
     divided = new.dim if new_sizes is None else None
     rule = Rule(operation, dims, free_dim=old.dim, divided_dim=divided, sums=old == PARTIAL)
@@ -158,12 +142,8 @@ def move(
 class _Way:
     """A collective from one layout to another.
 
-    Attributes:
-        group: The tensor-parallel group.
-        old: The layout before.
-        new: The layout after.
-        cuts: For each tensor, the dim that is sliced and the sizes of slices, if the new layout has slices.
-        joins: For each tensor, the dim along which slices are joined and their sizes, if the old layout has slices.
+    For each tensor, ``cuts`` has the dim that is sliced and the sizes of slices, if the new layout has slices;
+    ``joins`` has the dim along which slices are joined and their sizes, if the old layout has slices.
     """
 
     group: TensorGroup
@@ -181,9 +161,9 @@ class _Way:
             case "slices", "slices":
                 return group.all_to_all(tensors, cut_dims, join_dims, cut_sizes, join_sizes)
             case "slices", _:
-                return group.all_gather(tensors, join_dims, join_sizes).result()
+                return group.all_gather(tensors, join_dims, join_sizes)()
             case "partial", "slices":
-                return group.reduce_scatter(tensors, cut_dims, cut_sizes).result()
+                return group.reduce_scatter(tensors, cut_dims, cut_sizes)()
             case _, "slices":
                 cuts = zip(tensors, self.cuts, strict=True)
                 return [torch.split(tensor, list(of), dim)[group.rank].clone() for tensor, (dim, of) in cuts]

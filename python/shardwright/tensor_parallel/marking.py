@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from shardwright.creation import watch_creation
+from shardwright.creation import CreationMark, default_dtype
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import find_runtime
@@ -34,13 +33,7 @@ class TensorParallelMark:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_OPEN: ContextVar[tuple[TensorParallelMark, ...]] = ContextVar("shardwright_tensor_parallelism", default=())
-
-
-def _note_mark(module: nn.Module) -> None:
-    marks = _OPEN.get()
-    if marks:
-        module.__dict__[_MARK] = marks[-1]
+_CREATED: CreationMark[TensorParallelMark] = CreationMark(_MARK)
 
 
 def mark_of(module: nn.Module) -> TensorParallelMark | None:
@@ -59,17 +52,9 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
         enabled: False leaves the modules created in the context undivided.
         **kwargs: Keyword arguments for the distributed modules that replace the marked ones. They override the
             arguments that the module itself was created with; arguments that a class does not accept are ignored.
-
-    Raises:
-        ConfigError: ``enabled`` is not a bool.
     """
-    mark = TensorParallelMark(_checked(enabled, "smp.tensor_parallelism"), dict(kwargs))
-    token = _OPEN.set((*_OPEN.get(), mark))
-    try:
-        with watch_creation(_note_mark):
-            yield
-    finally:
-        _OPEN.reset(token)
+    with _CREATED.within(TensorParallelMark(_checked(enabled, "smp.tensor_parallelism"), dict(kwargs))):
+        yield
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: Any) -> None:
@@ -119,18 +104,11 @@ def model_creation(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(f"smp.model_creation: dtype is {dtype!r}; allowed: None and torch's floating-point dtypes")
-    before = torch.get_default_dtype()
     runtime = find_runtime()
     delayed = runtime is not None and runtime.place.cfg.delayed_parameter_initialization
     delaying = delay_param_initialization() if delayed else contextlib.nullcontext()
-    with _context(tensor_parallelism, **tp_config), delaying:
-        if dtype is not None:
-            torch.set_default_dtype(dtype)
-        try:
-            yield
-        finally:
-            if dtype is not None:
-                torch.set_default_dtype(before)
+    with _context(tensor_parallelism, **tp_config), delaying, default_dtype(dtype):
+        yield
 
 
 #: An alias for functions with an argument named ``tensor_parallelism``.

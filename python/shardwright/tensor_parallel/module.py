@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypedDict
 
 import torch
 from torch import nn
@@ -13,6 +14,20 @@ from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 from shardwright.tensor_parallel.sharding import Sharding
 
 Initialize = Callable[[torch.Tensor], object]
+
+
+class Placed(TypedDict, total=False):
+    """Keyword arguments that say where a distributed module is.
+
+    Attributes:
+        group: The ranks that divide the module; by default the running job's TP_GROUP.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+    """
+
+    group: TensorGroup | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class DistributedModule(nn.Module):
@@ -28,17 +43,18 @@ class DistributedModule(nn.Module):
             on all ranks and are applied to this rank's own samples only.
     """
 
-    def __init__(self, group: TensorGroup | None = None) -> None:
-        """Create a module without parameters.
-
-        Args:
-            group: The ranks that divide the module; by default the running job's TP_GROUP.
-
-        Raises:
-            ShardwrightError: No group was given and ``smp.init`` was not called.
-        """
+    def __init__(
+        self,
+        group: TensorGroup | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Create a module without parameters; arguments are those of :class:`Placed`."""
         super().__init__()
         self.tp_group = current_tensor_group() if group is None else group
+        #: For modules inside this one.
+        self.placed: Placed = {"group": self.tp_group, "device": device, "dtype": dtype}
         self.shardings: dict[str, Sharding] = {}
         #: The module's name in the model that ``smp.DistributedModel`` wraps.
         self.name_in_model = ""
@@ -63,18 +79,7 @@ class DistributedModule(nn.Module):
     ) -> Agreement:
         """Exchange the shapes and dtypes of a call's tensors with all ranks; see ``TensorGroup.agree`` and ``Rule``.
 
-        Args:
-            tensors: This rank's tensors.
-            words: The names of the tensors, if calls may differ in which tensors they have.
-            free_dim: The dim in which shapes may differ between ranks, or None.
-            dims: See ``Rule``.
-            divided_dim: See ``Rule``.
-            sums: See ``Rule``.
-            seed: See ``TensorGroup.agree``.
-            known: See ``TensorGroup.agree``.
-
-        Raises:
-            ConfigError: The signatures do not match; all ranks raise it.
+        The ``words`` are the names of the tensors, if calls may differ in which tensors they have.
         """
         listed = ", ".join(words)
         operation = f"{self.operation}({listed})" if listed else self.operation
@@ -82,16 +87,7 @@ class DistributedModule(nn.Module):
         parameters_need_grad = any(parameter.requires_grad for parameter in self.parameters())
         return self.tp_group.agree(rule, tensors, parameters_need_grad, seed, known)
 
-    def make_parameter(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        sharding: Sharding,
-        initialize: Initialize,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def make_parameter(self, name: str, shape: tuple[int, ...], sharding: Sharding, initialize: Initialize) -> None:
         """Create a parameter and keep this rank's part of it; register None if this rank has no part.
 
         Args:
@@ -99,14 +95,11 @@ class DistributedModule(nn.Module):
             shape: The shape of the whole parameter.
             sharding: The sharding over tp ranks.
             initialize: Fills the whole parameter in place.
-            device: The device of the parameter.
-            dtype: The dtype of the parameter.
-
         Raises:
             ConfigError: A size is not divisible by the tensor parallelism degree.
         """
         sharding.check(f"{type(self).__name__}.{name}", shape, self.tp_group.size)
-        whole = torch.empty(shape, device=device, dtype=dtype)
+        whole = torch.empty(shape, device=self.placed["device"], dtype=self.placed["dtype"])
         with torch.no_grad():
             initialize(whole)
         shard = sharding.shard(whole, self.tp_group.rank, self.tp_group.size)
@@ -115,10 +108,7 @@ class DistributedModule(nn.Module):
 
     @torch.no_grad()
     def load_whole_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load this rank's parts of whole parameters and buffers; entries that are not given keep their values.
-
-        Args:
-            state: Whole tensors, as on one rank, by their names in this module and its submodules.
+        """Load this rank's parts of whole parameters and buffers, by name; those that are not given keep their values.
 
         Raises:
             ConfigError: A name is unknown, or a shape does not match.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
+#: A collective that runs while its caller computes: a call, once, waits for its end and returns its result.
+Pending = Callable[[], T]
 
 #: Half precision is summed in single precision and rounded once.
 _SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -19,14 +23,9 @@ def num_bytes(shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> int:
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Pack tensors one after another into a buffer.
+    """Pack the elements of tensors, of any shapes, strides and dtypes, one after another into a buffer of uint8.
 
-    Args:
-        tensors: At least one tensor, of any shapes, strides and dtypes.
-
-    Returns:
-        Their elements in row-major order, as a one-dimensional uint8 tensor. It may share memory with a single
-        contiguous tensor.
+    It may share memory with a single contiguous tensor.
     """
     first = tensors[0].detach()
     if len(tensors) == 1 and first.is_contiguous() and not first.is_conj() and not first.is_neg():

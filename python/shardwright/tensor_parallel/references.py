@@ -25,11 +25,7 @@ class References:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        """Collect the references in a model.
-
-        Args:
-            root: The model.
-        """
+        """Collect the references in a model."""
         self.names: dict[int, str] = {}
         self.uses: dict[int, list[tuple[nn.Module, str]]] = {}
         self._attributes: dict[int, list[tuple[nn.Module, str]]] = {}
@@ -50,11 +46,9 @@ class References:
                     self._attributes.setdefault(id(found), []).append((module, attribute))
 
     def from_outside(self, module: nn.Module) -> str | None:
-        """Return why a module cannot be removed from the model: something else refers to a part of it.
+        """Return why a module cannot be removed from the model, because something else refers to a part of it; or None.
 
-        Returns:
-            The reason; None if there is none. Modules that refer to the module itself are not a reason, because the
-            reference can be replaced.
+        Modules that refer to the module itself are not a reason, because the reference can be replaced.
         """
         inside = {id(part) for part in module.modules()}
         for name, part in module.named_modules():

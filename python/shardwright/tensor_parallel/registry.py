@@ -138,16 +138,8 @@ def tp_register_with_module(
 
     Args:
         module_cls: The class of the originals.
-        dist_module: As for :func:`tp_register`.
-        init_hook: As for :func:`tp_register`.
-        forward_hook: As for :func:`tp_register`.
-        return_hook: As for :func:`tp_register`.
-        weights_hook: As for :func:`tp_register`.
+        dist_module: As for :func:`tp_register`, as are the hooks and errors.
         from_module: Takes an original, and returns ``(args, kwargs)`` for ``dist_module``; replaces ``init_hook``.
-
-    Raises:
-        ConfigError: ``dist_module`` is not a distributed module, ``module_cls`` is not a module class, a hook is not
-            callable, or both ``init_hook`` and ``from_module`` are given.
     """
     if not (isinstance(module_cls, type) and issubclass(module_cls, nn.Module)):
         raise ConfigError(f"tp_register: {module_cls!r} was to be registered; allowed: subclasses of nn.Module")

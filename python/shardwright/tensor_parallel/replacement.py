@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,15 +19,13 @@ from shardwright.huggingface import collector
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import TP_GROUP
+from shardwright.job.runtime import Runtime
 from shardwright.job.wrapped import WrappedModels
 from shardwright.tensor_parallel.marking import mark_of
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.references import References
 from shardwright.tensor_parallel.registry import Entry, registered
 from shardwright.tensor_parallel.substitution import Substitution, substitution_of, unfit
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _OPERATION = "smp.DistributedModel"
 
@@ -167,15 +164,8 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
 
     All ranks of TP_GROUP must call it together, with the same model. A module is replaced if it is marked, if there is
     a distributed implementation of exactly its class that supports its sizes, if no ancestor was replaced, and if it
-    shares no parameters (paper, section 5.2). All ranks get parts of the weights of tp rank 0.
-
-    Args:
-        module: The model.
-        runtime: The runtime of the calling rank.
-        built_in: Returns the library's own entry for a class; None if there is no distributed implementation.
-
-    Returns:
-        The model and the outcomes for its marked modules; no outcomes at a tensor parallelism degree of 1.
+    shares no parameters (paper, section 5.2). All ranks get parts of the weights of tp rank 0. At a degree of 1 there
+    are no outcomes. ``built_in`` returns the library's own entry for a class, if there is one.
 
     Raises:
         ConfigError: The ranks did not mark the same modules of the same model; all ranks raise it.
@@ -185,7 +175,7 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
     collector.install(module)  # before modules of transformers from which outputs are collected are replaced
     seed = gathered(_OPERATION, torch.initial_seed(), TP_GROUP)[0]
     plan = _Plan(module, f"{seed} {len(runtime[WrappedModels].alive)}", built_in)
-    _check_the_same(gathered(_OPERATION, [asdict(each) for each in plan.replacements], TP_GROUP))
+    _check_the_same(gathered(_OPERATION, plan.replacements, TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
     same = _draw_as_first(substitutions, runtime)
@@ -215,7 +205,7 @@ def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:
     )
 
 
-def _check_the_same(plans: list[list[dict[str, object]]]) -> None:
+def _check_the_same(plans: list[list[Replacement]]) -> None:
     """Compare every rank's plan with that of tp rank 0; every rank has all plans and raises the same error."""
     for tp_rank, plan in enumerate(plans):
         for first, other in zip_longest(plans[0], plan):
@@ -226,15 +216,11 @@ def _check_the_same(plans: list[list[dict[str, object]]]) -> None:
                 )
 
 
-def _told(replacement: dict[str, object] | None) -> str:
-    if replacement is None:
+def _told(one: Replacement | None) -> str:
+    if one is None:
         return "no further marked module"
-    outcome = (
-        f"to be replaced by {replacement['substitute']}"
-        if replacement["substitute"]
-        else f"not to be replaced ({replacement['reason']})"
-    )
-    return f"{replacement['module']} {replacement['name']!r} {outcome}"
+    outcome = f"to be replaced by {one.substitute}" if one.substitute else f"not to be replaced ({one.reason})"
+    return f"{one.module} {one.name!r} {outcome}"
 
 
 def _from_first_rank(tensor: torch.Tensor, runtime: Runtime) -> torch.Tensor:

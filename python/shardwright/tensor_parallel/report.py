@@ -7,13 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardwright import logs
-from shardwright.tables import load_rich
+from shardwright.tables import error_console
 from shardwright.tensor_parallel.replacement import Replacement, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LOG_WIDTH = 120
 _MAX_FRESH = 4
 #: A number between dots, as in the names of children of lists.
 _NUMBER = re.compile(r"(?<![^.'])\d+(?![^.'])")
@@ -23,13 +22,7 @@ def announce(result: Result, degree: int) -> None:
     """Print the outcomes for marked modules to standard error, and log them; do nothing if there are none."""
     if not result.replacements:
         return
-    load_rich()
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = _LOG_WIDTH
-    render(result, degree, console)
+    render(result, degree, error_console())
     logs.logger.info(
         "Tensor parallelism: %s",
         "; ".join(f"{each.name or each.module}: {outcome(each)}" for each in result.replacements if each.substitute),
@@ -48,13 +41,7 @@ def outcome(replacement: Replacement) -> str:
 
 
 def render(result: Result, degree: int, console: Console) -> None:
-    """Print a table of modules; children of lists with the same outcome share a line, with ``*`` for their numbers.
-
-    Args:
-        result: The result of :func:`replace`.
-        degree: The tensor parallelism degree.
-        console: The console to print to.
-    """
+    """Print a table of modules; children of lists with the same outcome share a line, with ``*`` for their numbers."""
     from rich.table import Table
 
     table = Table(title=f"Tensor parallelism over {degree} ranks", title_justify="left")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.tensor_parallel.packing import Pending
 
 #: The number of bytes of a message; a longer text needs a second message.
 MESSAGE_BYTES = 512
@@ -34,14 +34,10 @@ class ShapeExchange:
     """
 
     def __init__(self, exchange: Exchange, size: int, rank: int, *, remembers: bool) -> None:
-        """Create the exchange for a group of several ranks.
+        """Create the exchange for a group of several ranks, by blocks between them.
 
-        Args:
-            exchange: Exchanges blocks between the ranks.
-            size: The number of ranks.
-            rank: The index of the calling rank.
-            remembers: Whether calls with an unchanged signature do not wait. Blocks must then not be exchanged by the
-                backend that moves tensors of devices, because that would wait for the device.
+        If it remembers, calls with an unchanged signature do not wait. Blocks must then not be exchanged by the backend
+        that moves tensors of devices, because that would wait for the device.
         """
         self._exchange = exchange
         self._size, self._rank = size, rank
@@ -50,11 +46,7 @@ class ShapeExchange:
         self._unread: deque[tuple[Rule, Pending[list[bytes]]]] = deque()
 
     def agree(self, rule: Rule, own: Signature) -> Agreement:
-        """Return the signatures of all ranks, exchanged now or known from the last call.
-
-        Raises:
-            ConfigError: The signatures do not match; all ranks raise it.
-        """
+        """Return the signatures of all ranks, exchanged or known from the last call; all raise if they do not match."""
         last = self._last.get(rule.operation)
         if last is None or last.signatures[self._rank] != own:
             return self.exchange(rule, own)
@@ -65,17 +57,13 @@ class ShapeExchange:
         return last
 
     def exchange(self, rule: Rule, own: Signature) -> Agreement:
-        """Exchange signatures with all ranks, after reading what they sent for earlier calls.
-
-        Raises:
-            ConfigError: As for :meth:`agree`.
-        """
+        """Exchange signatures with all ranks, after reading what they sent before; raises as :meth:`agree`."""
         self.catch_up()
         text = own.encode()
-        lengths, texts = _read(self._exchange("agree", _message(text)).result())
+        lengths, texts = _read(self._exchange("agree", _message(text))())
         if max(lengths) > _FIRST and not any(map(_goes_on, texts)):
             block = text[_FIRST:].ljust(max(lengths) - _FIRST, b"\0")
-            rest = self._exchange("agree", block).result()
+            rest = self._exchange("agree", block)()
             texts = [(begin + end)[:length] for begin, end, length in zip(texts, rest, lengths, strict=True)]
         agreement = self._agreement(rule, texts, own)
         if self._remembers and rule.site and rule.free_dim is None and not own.seed:
@@ -85,8 +73,7 @@ class ShapeExchange:
     def catch_up(self) -> None:
         """Read the messages of calls that did not wait.
 
-        Raises:
-            ConfigError: A rank's signature had changed in a call where this rank's had not; that rank raises it too.
+        Ranks whose signature had changed in a call where others' had not raise :class:`ConfigError`, as do those.
         """
         while self._unread:
             self._read_oldest()
@@ -98,7 +85,7 @@ class ShapeExchange:
 
     def _read_oldest(self) -> None:
         rule, pending = self._unread.popleft()
-        _, texts = _read(pending.result())
+        _, texts = _read(pending())
         if any(text != _as_before(rule) for text in texts):
             self._agreement(rule, texts, self._last[rule.operation].signatures[self._rank])
 

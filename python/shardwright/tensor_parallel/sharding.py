@@ -45,11 +45,7 @@ class Sharding:
         return self.is_divided or self.scaled_batch
 
     def check(self, name: str, shape: Sequence[int], degree: int) -> None:
-        """Check the shape of the whole parameter against the tensor parallelism degree.
-
-        Raises:
-            ConfigError: A block is not divisible by the degree, or the shape does not match ``size``.
-        """
+        """Check the shape of the whole parameter against the tensor parallelism degree."""
         if self.dim is None:
             return
         if self.size is not None:
@@ -64,16 +60,7 @@ class Sharding:
                 )
 
     def shard(self, whole: torch.Tensor, rank: int, degree: int) -> torch.Tensor | None:
-        """Return a copy of a tp rank's part of the whole.
-
-        Args:
-            whole: The whole tensor, as on one rank.
-            rank: The tp rank.
-            degree: The tensor parallelism degree.
-
-        Returns:
-            The part; None if the rank has no part.
-        """
+        """Return a copy of a tp rank's part of the whole; None if the rank has no part."""
         if self.dim is None:
             return whole.detach().clone() if self.owner in (None, rank) else None
         if self.size is not None:

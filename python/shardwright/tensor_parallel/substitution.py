@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from shardwright.creation import default_dtype
 from shardwright.delayed.creation import noting
 from shardwright.delayed.materialise import has_delayed, is_delayed
 from shardwright.errors import ConfigError
@@ -39,8 +40,6 @@ class Substitution:
     """A distributed module that is ready to replace a module, except for the weights.
 
     Attributes:
-        module: The original.
-        entry: The entry for its class.
         substitute: The distributed module, with newly initialized weights.
         trainable: Whether each parameter or buffer that comes from the original needs a gradient, by its name in the
             substitute.
@@ -108,13 +107,10 @@ def unfit(module: nn.Module) -> str | None:
 
 
 def substitution_of(module: nn.Module, entry: Entry, options: Mapping[str, Any], seed: str) -> Substitution:
-    """Create the distributed module for a module.
+    """Create the distributed module for a module, which is not changed.
 
-    Args:
-        module: The original, which is not changed.
-        entry: The entry for its class.
-        options: The options of its mark; those that the substitute accepts override the entry's arguments.
-        seed: The seed for newly initialized weights. Torch's generators are not changed.
+    Options of its mark that the substitute accepts override the entry's arguments. The seed is that of newly
+    initialized weights; torch's generators are not changed.
 
     Raises:
         ConfigError: The substitute cannot be created, for the given reason, such as a size that is not divisible.
@@ -162,11 +158,11 @@ def _argument_names(dist_module: type[DistributedModule]) -> frozenset[str]:
                 others = parameter.name
             elif parameter.kind is not parameter.VAR_POSITIONAL:
                 names.add(parameter.name)
-        if others is None:
+        declared = get_args(get_type_hints(init)[others]) if others is not None else ()
+        for one in declared:
+            names.update(one.__annotations__)
+        if others is None or declared:
             break
-        declared = get_type_hints(init).get(others)
-        for one in get_args(declared):
-            names.update(getattr(one, "__annotations__", ()))
     return frozenset(names)
 
 
@@ -174,16 +170,11 @@ def _argument_names(dist_module: type[DistributedModule]) -> frozenset[str]:
 def _like(module: nn.Module, seed: str) -> Iterator[None]:
     """Create parameters in the block on the device and in the dtype of the module's parameters, from a given seed."""
     tensors = [*module.parameters(), *module.buffers()]
-    dtype = next((one.dtype for one in tensors if one.is_floating_point()), torch.get_default_dtype())
+    dtype = next((one.dtype for one in tensors if one.is_floating_point()), None)
     device = tensors[0].device if tensors else torch.device("cpu")
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device, default_dtype(dtype):
         torch.manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:7], "little"))
-        torch.set_default_dtype(dtype)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
+        yield
 
 
 def _delayed_like(module: nn.Module) -> AbstractContextManager[None]:
@@ -218,12 +209,7 @@ def _misfit(substitute: DistributedModule, weights: Mapping[str, torch.Tensor], 
 
 
 def _trainable(entry: Entry, module: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-    """Return which of the substitute's weights need a gradient, given that each is derived from the original's.
-
-    Raises:
-        ConfigError: A weight is derived from both trained and frozen parameters, or it cannot be determined which
-            parameters it is derived from.
-    """
+    """Return which of the substitute's weights need a gradient, given that each is derived from the original's."""
     flags = {parameter: parameter.requires_grad for parameter in module.parameters()}
     if len(set(flags.values())) < 2:
         trained = all(flags.values())

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardwright import _core
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import receive_on, send_on
-from shardwright.job.runtime import current_runtime
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime, current_runtime
 
 _CHANNEL = "timeline"
 
@@ -40,17 +36,14 @@ class TraceRecorder:
     def end(self) -> _core.Timeline:
         """Stop recording, and return the records of this rank."""
         self._record(False)
-        return self._take()
-
-    def _record(self, on: bool) -> None:
-        self._runtime.server.keep_trace(on)
-        self._runtime[_core.AloneRecorder].keep_trace(on)
-
-    def _take(self) -> _core.Timeline:
         if self._runtime.place.pp_size == 1:
             return self._runtime[_core.AloneRecorder].take_trace(self._runtime.place.rank)
         taken: _core.Timeline = self._runtime.server.take_trace()
         return taken
+
+    def _record(self, on: bool) -> None:
+        self._runtime.server.keep_trace(on)
+        self._runtime[_core.AloneRecorder].keep_trace(on)
 
 
 @contextmanager

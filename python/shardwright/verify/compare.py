@@ -30,10 +30,9 @@ NamedGradients = Mapping[str, torch.Tensor | None]
 
 @dataclass
 class Replica:
-    """One pipeline.
+    """One pipeline, by its data-parallel rank.
 
     Attributes:
-        index: Its data-parallel rank.
         root: The global rank that runs the step function.
         ranks: All its global ranks.
         arguments: The arguments that its root passed to the step function.
@@ -50,21 +49,10 @@ class Replica:
 
 
 class Comparison:
-    """The comparison on rank 0.
-
-    Attributes:
-        reference: The whole models.
-        replicas: All pipelines.
-    """
+    """The comparison on rank 0."""
 
     def __init__(self, verified: Verification, modules: list[nn.Module], reader: EvidenceReader) -> None:
-        """Request an overview from every rank.
-
-        Args:
-            verified: The step that was run on all ranks.
-            modules: Whole modules of the same models.
-            reader: Reads the evidence of the ranks.
-        """
+        """Request an overview from every rank; whole `modules` of the models are the reference."""
         runtime = verified.runtime
         self.verified = verified
         self.reader = reader
@@ -226,9 +214,7 @@ class Comparison:
     def report(self, tolerance: float | None, whole_batch: bool) -> Report:
         """Run and compare the step, and return the report. Every other rank must serve its evidence meanwhile.
 
-        Args:
-            tolerance: The tolerance; None for that of the dtype.
-            whole_batch: Whether to check for effects of splitting the batch into microbatches.
+        Without a tolerance, that of the dtype applies. With `whole_batch`, effects of microbatches are noted.
         """
         self.load()
         expected, gradients = self.expect()

@@ -6,17 +6,17 @@ import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.job.objects import receive_on, send_on
+from shardwright.job.runtime import Runtime
+from shardwright.step.split import dict_like
 from shardwright.verify.measure import plain
 from shardwright.verify.record import ModuleRecord
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.verify.report import Report
 
 _QUESTIONS = "verification"
 _ANSWERS = "verification answers"
@@ -25,16 +25,7 @@ LOCAL = "<local>"
 
 
 class Overview(NamedTuple):
-    """The first evidence that a rank sends.
-
-    Attributes:
-        record: Its module calls.
-        groups: Full names of its parameters, those of one tensor together.
-        start_buffers: Full names of its buffers before the step.
-        buffers: Full names of its buffers after it.
-        hooked: Full names of its parameters with gradient hooks of the user.
-        requests: Forward and backward requests that it sent.
-    """
+    """The first evidence that a rank sends: parts of its :class:`Evidence`, names in place of buffers."""
 
     record: ModuleRecord
     groups: list[list[str]]
@@ -88,16 +79,13 @@ class Evidence:
         return getattr(self, what).get(which)
 
 
-def serve(runtime: Runtime, evidence: Evidence) -> str:
-    """Serve the evidence of a rank other than 0 until the report arrives, and return the report as text.
-
-    Raises:
-        ShardwrightError: Rank 0 could not make the report.
-    """
+def serve(runtime: Runtime, evidence: Evidence) -> Report:
+    """Serve the evidence of a rank until the report arrives; raise if rank 0 could not make it."""
     while True:
         what, which = receive_on(runtime, 0, _QUESTIONS)
         if what == "report":
-            return str(which)
+            report: Report = which
+            return report
         if what == "failed":
             raise ShardwrightError(f"smp.verify failed on rank 0: {which}")
         send_on(runtime, 0, _ANSWERS, evidence.answer(what, which))
@@ -118,11 +106,11 @@ class EvidenceReader:
         send_on(self._runtime, rank, _QUESTIONS, (what, which))
         return receive_on(self._runtime, rank, _ANSWERS)
 
-    def finish(self, what: str, text: str) -> None:
+    def finish(self, what: str, outcome: Report | str) -> None:
         """End the service of the other ranks, with a report or a failure."""
         for rank in range(self._runtime.place.launch.world_size):
             if rank != self._runtime.place.rank:
-                send_on(self._runtime, rank, _QUESTIONS, (what, text))
+                send_on(self._runtime, rank, _QUESTIONS, (what, outcome))
 
 
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -146,11 +134,7 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[st
 def with_inputs(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[tuple[str, Any]], rank: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return rank 0's arguments with the leaves of another root's arguments.
-
-    Raises:
-        ConfigError: The arguments of that root have another structure.
-    """
+    """Return rank 0's arguments with the leaves of another root's; raise if those have another structure."""
     rest: Iterator[tuple[str, Any]] = iter(inputs)
 
     def received(path: str, leaf: Any) -> Any:
@@ -169,11 +153,7 @@ def with_inputs(
 def _mapped(value: Any, function: Callable[[str, Any], Any], path: str) -> Any:
     if isinstance(value, (dict, UserDict)):
         items = {key: _mapped(item, function, f"{path}[{key!r}]") for key, item in value.items()}
-        if type(value) is dict:
-            return items
-        copied = value.copy()
-        copied.update(items)
-        return copied
+        return dict_like(value, items)
     if isinstance(value, (list, tuple)):
         parts = [_mapped(item, function, f"{path}[{index}]") for index, item in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

@@ -23,8 +23,6 @@ class Fingerprint(NamedTuple):
     """The fingerprint of a tensor.
 
     Attributes:
-        shape: Its shape.
-        dtype: Its dtype, such as ``"float32"``.
         root_mean_square: The root mean square of its finite elements.
         projections: The projections onto the sign vectors.
         not_finite: The numbers of elements that are NaN, infinity and minus infinity.

@@ -5,31 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from shardwright.data_parallel.replicas import Replicas
 from shardwright.execution.snapshot import Snapshot
+from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
-from shardwright.model.placement import PostPartitionHooks
+from shardwright.model.placement import Placement, PostPartitionHooks
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState, preserved_random_numbers
 
-if TYPE_CHECKING:
-    from shardwright.data_parallel import Replicas
-    from shardwright.job.runtime import Runtime
-    from shardwright.model.placement import Placement
-
 
 class Start:
-    """The values of one model on this rank at the start of the step, in host memory.
+    """The values of one model on this rank at the start of the step, in host memory, by all their names.
 
     The step in one process starts from the same values, so a copy of them is needed in any case.
-
-    Attributes:
-        parameters: By name.
-        buffers: By name. A buffer that is registered under several names is listed under each.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -106,10 +98,9 @@ def _reducing(replicas: Replicas) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
-    """Run one step without lasting effects.
+    """Run one step without lasting effects, and yield, by model id, the values that the step starts from.
 
-    Yields:
-        By model id, the values that the step starts from. A model that the step divides is added once it is divided.
+    A model that the step divides is added once it is divided.
     """
     starts: dict[int, Start] = {}
     placements = runtime[Models].placements

@@ -29,12 +29,7 @@ class ValueFlow:
 
 @dataclass(frozen=True)
 class Side:
-    """The records of the ranks of one replica.
-
-    Attributes:
-        record: The merged record of all its ranks.
-        rank_of: The global rank that recorded each call.
-    """
+    """The merged record of the ranks of one replica, and the global rank that recorded each call."""
 
     record: ModuleRecord
     rank_of: Mapping[CallKey, int]
@@ -117,12 +112,8 @@ def first_backward(
 ) -> Departure | None:
     """Return the first module, in backward order, whose gradient departs; None if there is none.
 
-    Args:
-        sides: By replica, the records of its ranks and of one process.
-        flow: Which calls used which tensors.
-        gradient_errors: By parameter, the error of its gradient and a description.
-        names: The paths of all modules, in the model's order.
-        tolerance: The tolerance.
+    `sides` has, by replica, the records of its ranks and of one process; `gradient_errors`, by parameter, the error of
+    its gradient and a description; `names`, the paths of all modules in the model's order.
     """
     modules = _modules_with_bad_parameters(gradient_errors, tolerance)
     if not modules:

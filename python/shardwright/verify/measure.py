@@ -48,15 +48,9 @@ def size_of(tensor: torch.Tensor) -> float:
 
 
 def error_of(found: torch.Tensor | None, expected: torch.Tensor | None, floor: float = 0.0) -> tuple[float, str]:
-    """Return the largest difference of two tensors, relative to the largest element of ``expected``.
+    """Return the largest difference of two tensors, relative to the largest element of ``expected`` or to ``floor``.
 
-    Args:
-        found: The result of the ranks; None for a missing gradient.
-        expected: The result of one process; None for a missing gradient.
-        floor: The least value that the error is relative to.
-
-    Returns:
-        The error, infinite if the two cannot be compared, and in that case the reason.
+    None stands for a missing gradient. The error is infinite if the two cannot be compared, and the text tells why.
     """
     if found is None or expected is None:
         if found is expected:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,29 +16,22 @@ from torch import nn
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.execution import process, reproducible
 from shardwright.model.backward import weighted
+from shardwright.model.distributed import DistributedModel
+from shardwright.step.decorator import StepFunction
 from shardwright.verify.keyed import KeyedCalls
 from shardwright.verify.locate import ValueFlow
 from shardwright.verify.measure import leaves, plain, tensors_in
 from shardwright.verify.record import CallKey, ModuleRecord, Recorder
 from shardwright.verify.whole import in_place_of
 
-if TYPE_CHECKING:
-    from shardwright.model.distributed import DistributedModel
-    from shardwright.step.decorator import StepFunction
-
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
 class Expected:
-    """The results of one process for one replica.
+    """The results of one process for one replica, like those of the ranks in :class:`Evidence`.
 
-    Attributes:
-        record: Its module calls.
-        results: By microbatch, the leaves of the step function's result.
-        losses: By microbatch, the tensors given to ``model.backward``.
-        buffers: The buffers after the step, by full name.
-        weight: The sum of its microbatches' weights; None if there are none.
+    The weight is the sum of its microbatches' weights; None if there are none.
     """
 
     record: ModuleRecord = field(default_factory=ModuleRecord)
@@ -107,11 +100,7 @@ def _drawn(before: tuple[Any, Any, Any], after: tuple[Any, Any, Any]) -> tuple[s
 
 
 class Reference:
-    """The whole models in this process.
-
-    Attributes:
-        flow: The observations of the recorded runs.
-    """
+    """The whole models in this process, with the flow of values in the recorded runs."""
 
     def __init__(
         self,
@@ -120,14 +109,7 @@ class Reference:
         names: Sequence[str],
         device: torch.device,
     ) -> None:
-        """Take ownership of whole modules.
-
-        Args:
-            models: The distributed models.
-            modules: The whole module of each. They are changed, and must not be used afterwards.
-            names: The prefix of each model's names.
-            device: The device to compute on.
-        """
+        """Take ownership of the whole module of each model, with the prefix of its names, on a device."""
         self.models = models
         self.modules = [module.to(device) for module in modules]
         self.flow = ValueFlow()
@@ -183,11 +165,8 @@ class Reference:
     ) -> Expected:
         """Run the step function for each microbatch. Gradients accumulate in the modules.
 
-        Args:
-            step: The step function.
-            parts: The arguments of each microbatch.
-            seeds: The seed of each microbatch's random numbers; None to continue the current sequence.
-            recorded: Whether to record module calls, which takes longer than the calls themselves.
+        A microbatch without a seed continues the current sequence of random numbers. Recording module calls takes
+        longer than the calls themselves.
         """
         expected = Expected()
         running = [0]
@@ -230,11 +209,8 @@ class Reference:
     ) -> dict[str, torch.Tensor | None]:
         """Return the mean of replicas' gradients, also over microbatches if the model averages over them.
 
-        Args:
-            gradients: For each replica, the sum over its microbatches. A gradient of None counts as zero if another
-                replica has one.
-            weights: For each replica, the sum of its microbatches' weights; None if there are none.
-            microbatches: The number of microbatches of a replica.
+        Each replica brings the sum over its `microbatches`, and the sum of their weights if there are any. A gradient
+        of None counts as zero if another replica has one.
         """
         weighted = any(weight is not None for weight in weights)
         divisor = math.fsum(weight or 0.0 for weight in weights) / len(weights) or 1.0 if weighted else microbatches

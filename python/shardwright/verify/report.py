@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwright.tables import load_rich
@@ -162,24 +161,6 @@ class Report:
         if self.first_departure is None:
             return f"NOT exact, but no module departs: look at the step function's own code. {checked}"
         return f"NOT exact. First departure: {self.first_departure}. {checked}"
-
-    def to_json(self) -> str:
-        """Return the report as JSON, which `from_json` reads."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Report:
-        """Create a report from the result of `to_json`."""
-        data: dict[str, Any] = json.loads(text)
-        departure = data.pop("first_departure")
-        return Report(
-            rows=tuple(Row(**row) for row in data.pop("rows")),
-            first_departure=None if departure is None else Departure(**departure),
-            notes=tuple(data.pop("notes")),
-            requests=tuple(data.pop("requests")),
-            holding=tuple(data.pop("holding")),
-            **data,
-        )
 
     def summary(self) -> dict[str, Any]:
         """Return the outcome as a few plain values, for tools."""

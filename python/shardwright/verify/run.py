@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from shardwright.execution import process
 from shardwright.execution.call import CallWatch, RemoteModule
 from shardwright.execution.task import running_task
 from shardwright.job.runtime import Runtime, current_runtime
+from shardwright.model.distributed import DistributedModel
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.observe import uncompiled
@@ -32,9 +33,6 @@ from shardwright.verify.measure import leaves, plain, tensors_in
 from shardwright.verify.record import Recorder
 from shardwright.verify.report import Report
 from shardwright.verify.whole import Build, built, whole_copy
-
-if TYPE_CHECKING:
-    from shardwright.model.distributed import DistributedModel
 
 _OPTIONS = ("reference", "tolerance", "raise_on_difference", "whole_batch")
 
@@ -119,15 +117,7 @@ def _step_of(function: Any, args: tuple[Any, ...]) -> tuple[StepFunction[..., An
 
 
 class Verification:
-    """One call of :func:`verify` on one rank.
-
-    Attributes:
-        runtime: The runtime of the rank.
-        models: All its models.
-        prefixes: The prefix of each model's full names.
-        step: The step function.
-        arguments: The arguments that this rank passes to it.
-    """
+    """One call of :func:`verify` on one rank, for all its models; prefixes make names of several models differ."""
 
     def __init__(
         self,
@@ -152,7 +142,8 @@ class Verification:
         with kept(self.runtime) as starts, uncompiled():
             if self.runtime.place.rank == 0:
                 try:  # run the step first, because the other ranks are in it
-                    modules = self._whole_modules(reference)
+                    models = self.models
+                    modules = [whole_copy(one) for one in models] if reference is None else built(reference, models)
                 except Exception as error:
                     problem = error
             evidence = self._step()
@@ -162,7 +153,7 @@ class Verification:
                     evidence.start_parameters |= {prefix + name: value for name, value in start.parameters.items()}
                     evidence.start_buffers |= {prefix + name: value for name, value in start.buffers.items()}
         if self.runtime.place.rank > 0:
-            return Report.from_json(serve(self.runtime, evidence))
+            return serve(self.runtime, evidence)
         reader = EvidenceReader(self.runtime, evidence)
         try:
             if problem is not None:
@@ -172,13 +163,8 @@ class Verification:
         except BaseException as error:
             reader.finish("failed", f"{type(error).__name__}: {error}")
             raise
-        reader.finish("report", report.to_json())
+        reader.finish("report", report)
         return report
-
-    def _whole_modules(self, reference: Build | None) -> list[nn.Module]:
-        if reference is not None:
-            return built(reference, self.models)
-        return [whole_copy(model) for model in self.models]
 
     def _step(self) -> Evidence:
         """Run the step on all ranks, and return this rank's evidence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +13,8 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.execution import encoder, intercept, reproducible, stateful
 from shardwright.huggingface import prepare
+from shardwright.model.distributed import DistributedModel
 from shardwright.model.sentinel import is_sentinel
-
-if TYPE_CHECKING:
-    from shardwright.model.distributed import DistributedModel
 
 _OUR_FILES = frozenset(str(module.__file__) for module in (encoder, intercept, reproducible, stateful))
 
@@ -28,9 +26,6 @@ def whole_copy(model: DistributedModel) -> nn.Module:
 
     Parameters are tied as they were when the model was divided. Attributes that modules of other ranks have set since
     then are not included.
-
-    Raises:
-        ConfigError: The module cannot be copied.
     """
     module = model.module
     memo: dict[int, Any] = {}
@@ -94,11 +89,7 @@ def _tie(copied: nn.Module, model: DistributedModel) -> None:
 
 
 def built(build: Build, models: Sequence[DistributedModel]) -> list[nn.Module]:
-    """Return the modules that the user's function builds, one for each model, after a check of their tensors' names.
-
-    Raises:
-        ConfigError: They are not those of the models.
-    """
+    """Return the modules that the user builds, one for each model; raise if their tensors differ."""
     made = build()
     modules = [made] if isinstance(made, nn.Module) else list(made)
     if len(modules) != len(models) or not all(isinstance(module, nn.Module) for module in modules):
@@ -125,10 +116,7 @@ def built(build: Build, models: Sequence[DistributedModel]) -> list[nn.Module]:
 def in_place_of(models: Sequence[DistributedModel], modules: Sequence[nn.Module], backward: Any) -> Iterator[None]:
     """Make the models run whole modules in this process within the block, however the step function reaches them.
 
-    Args:
-        models: The distributed models.
-        modules: The whole module of each.
-        backward: Called instead of ``model.backward``.
+    ``backward`` is called instead of ``model.backward``.
     """
     with contextlib.ExitStack() as stack:
         for model, module in zip(models, modules, strict=True):

@@ -65,11 +65,7 @@ def whole_batch_note(
 ) -> list[str]:
     """Return notes about effects of the step's microbatches; an empty list if there are none.
 
-    Args:
-        comparison: The comparison. Its whole models are used.
-        gradients: The gradients with microbatches, in one process.
-        executed: The paths of the modules that the step ran.
-        tolerance: The tolerance between the ranks and one process.
+    `gradients` are those with microbatches, in one process; `executed`, the paths of the modules that the step ran.
     """
     if all(gradient is None for gradient in gradients.values()):
         return []

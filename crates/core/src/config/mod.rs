@@ -12,7 +12,7 @@ mod tests;
 pub use error::ConfigError;
 pub use key::{ConfigKey, DefaultValue, Origin, ValueKind};
 pub use keys::KEYS;
-pub use pipeline::{PROGRAM_HEADER, Pipeline, PipelineName, check_list};
+pub use pipeline::{PROGRAM_HEADER, Pipeline, PipelineName, check_list, is_schedule};
 
 use std::collections::BTreeMap;
 

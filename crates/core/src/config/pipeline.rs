@@ -76,10 +76,15 @@ pub(super) fn words() -> Vec<&'static str> {
     PipelineName::ALL.iter().map(|name| name.name()).collect()
 }
 
+/// Whether a text is the name of a schedule, or a program itself.
+pub fn is_schedule(text: &str) -> bool {
+    words().contains(&text) || text.starts_with(PROGRAM_HEADER)
+}
+
 /// Whether a value has the form of one of the three; what a list or a program says is checked later.
 pub(super) fn has_form(value: &Value) -> bool {
     match value {
-        Value::String(text) => words().contains(&text.as_str()) || text.starts_with(PROGRAM_HEADER),
+        Value::String(text) => is_schedule(text),
         Value::Array(entries) => !entries.is_empty(),
         _ => false,
     }

@@ -4,10 +4,10 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many forks lie between the first process that asked and this one.
+/// How many forks lie between the first process that asked and this one: of the process, as its fork handlers are.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the C library tells of forks.
+/// Whether the C library tells of forks, once for the process: a fork handler cannot be taken back.
 static HANDLES_FORKS: OnceLock<bool> = OnceLock::new();
 
 extern "C" fn count() {

@@ -9,7 +9,7 @@ unsafe extern "C" {
     static mut environ: *mut *mut c_char;
 }
 
-/// One load at a time.
+/// One load at a time in the process, whose environment it changes.
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Runs `action` while the process's environment also holds `settings` (`NAME=value`).

@@ -22,19 +22,3 @@ _MODELS = (bert, gpt2, gptj, gptneo, gptneox, llama, mistral, mixtral, qwen3, ro
 
 #: By the name of the Python module and that of the class in it.
 REPLACED = {(block.module, block.cls): block for block in (*(model.BLOCK for model in _MODELS), mixtral.EXPERTS)}
-
-__all__ = [
-    "REPLACED",
-    "bert",
-    "gpt2",
-    "gptj",
-    "gptneo",
-    "gptneox",
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen3",
-    "roberta",
-    "t5",
-    "vit",
-]

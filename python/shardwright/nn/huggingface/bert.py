@@ -10,11 +10,7 @@ from shardwright.nn.huggingface.weights import Table, linear
 
 
 def arguments(module: Any) -> dict[str, Any]:
-    """Of a layer of BERT or RoBERTa.
-
-    Raises:
-        ConfigError: Its positions are relative to each other.
-    """
+    """Of a layer of BERT or RoBERTa; raise if its positions are relative to each other."""
     attention, output = module.attention.self, module.attention.output
     kind = getattr(attention, "position_embedding_type", None) or "absolute"
     if kind != "absolute":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.nn.huggingface.language_model import LanguageModel
-from shardwright.nn.huggingface.layer import Replaced, activation
+from shardwright.nn.huggingface.layer import PRE_NORM, Replaced, activation
 from shardwright.nn.huggingface.weights import Table, linear
 
 
@@ -22,8 +22,7 @@ def _arguments(module: Any) -> dict[str, Any]:
         "layernorm_epsilon": module.ln_1.eps,
         "causal_mask_size": config.max_position_embeddings,
         "add_cross_attention": hasattr(module, "crossattention"),
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
         "scale_attention_scores": attention.scale_attn_weights,
         "scale_attn_by_layer_idx": attention.scale_attn_by_inverse_layer_idx,
         "attention_in_fp32": attention.reorder_and_upcast_attn,

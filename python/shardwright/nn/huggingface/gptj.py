@@ -7,24 +7,15 @@ from typing import Any
 import torch
 
 from shardwright.errors import ConfigError
-from shardwright.nn.huggingface.layer import Replaced, TransformersLayer, activation
+from shardwright.nn.huggingface.layer import PRE_NORM, Replaced, TransformersLayer, activation
 from shardwright.nn.huggingface.weights import Table, linear
 
 
 class _RotaryLayer(TransformersLayer):
-    """A layer that makes its rotary embeddings of positions.
-
-    Attributes:
-        rotary_dim: How many channels of each head they turn.
-    """
+    """A layer that makes its rotary embeddings of positions."""
 
     def __init__(self, *, rotary_dim: int, **options: Any) -> None:
-        """Make a layer.
-
-        Args:
-            rotary_dim: How many channels of each head are turned.
-            **options: Of ``DistributedTransformerLayer``.
-        """
+        """Make a layer that turns ``rotary_dim`` channels of each head; other options are those of its base."""
         super().__init__(**options)
         self.rotary_dim = rotary_dim
 
@@ -36,13 +27,9 @@ class _RotaryLayer(TransformersLayer):
         position_embeddings: object = None,
         **others: Any,
     ) -> torch.Tensor:
-        """Apply the layer; see ``TransformersLayer``.
+        """Apply the layer; see ``TransformersLayer``. Positions are [batch or 1, sequence].
 
-        Args:
-            hidden_states: [batch, sequence, hidden_size].
-            position_ids: [batch or 1, sequence].
-            position_embeddings: Of newer ``transformers``, from the same positions; of no effect.
-            **others: As there.
+        Newer ``transformers`` also pass ``position_embeddings`` of the same positions, which have no effect.
         """
         even = torch.arange(0, self.rotary_dim, 2, dtype=torch.int64, device=position_ids.device)
         frequencies = 1.0 / (10000 ** (even / self.rotary_dim))
@@ -73,8 +60,7 @@ def _arguments(module: Any) -> dict[str, Any]:
         "attention_in_fp32": True,
         "parallel_residual": True,
         "shared_layernorm": True,
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
         "layer_idx": getattr(attention, "layer_idx", None),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.nn.huggingface.language_model import LanguageModel
-from shardwright.nn.huggingface.layer import Replaced, activation
+from shardwright.nn.huggingface.layer import PRE_NORM, Replaced, activation
 from shardwright.nn.huggingface.weights import Table, linear
 
 
@@ -26,8 +26,7 @@ def _arguments(module: Any) -> dict[str, Any]:
         "query_key_value_bias": False,
         "scale": 1.0,
         "attention_in_fp32": True,
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
         "layer_idx": module.attn.layer_id,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, activation
+from shardwright.nn.huggingface.layer import ANY_LENGTH, PRE_NORM, Replaced, activation
 from shardwright.nn.huggingface.weights import Table, Weight, linear
 
 
@@ -23,8 +23,7 @@ def _arguments(module: Any) -> dict[str, Any]:
         "dense_bias": attention.dense.bias is not None,
         "parallel_residual": module.use_parallel_residual,
         "causal_mask_size": ANY_LENGTH,
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
         "layer_idx": getattr(attention, "layer_idx", None),
     }
 

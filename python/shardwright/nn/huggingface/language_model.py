@@ -22,21 +22,13 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A language model of ``transformers`` that ``DistributedTransformerLMHead`` can be: GPT-2, GPT-Neo.
-
-    Attributes:
-        cls: The name of its class.
-        table: The weights of a layer.
-    """
+    """A language model class of ``transformers`` that ``DistributedTransformerLMHead`` can be: GPT-2, GPT-Neo."""
 
     cls: str
     table: Table
 
     def to_distributed(self, state_dict: State) -> dict[str, torch.Tensor]:
         """A state dict of the whole model as one of ``smp.nn.DistributedTransformerLMHead``.
-
-        Args:
-            state_dict: As ``transformers`` has it, with the output layer's weight, which is the word embedding's.
 
         Raises:
             ConfigError: A name is not one of the model's, a layer lacks a weight, or the output layer has a weight of
@@ -53,11 +45,10 @@ class LanguageModel:
         return self.table.to_distributed(renamed)
 
     def to_transformers(self, state_dict: State, max_seq_len: int | None = None) -> dict[str, torch.Tensor]:
-        """The way back.
+        """The way back, from whole weights.
 
-        Args:
-            state_dict: With whole weights.
-            max_seq_len: Add causal masks of so many positions, as older versions of ``transformers`` have them.
+        With ``max_seq_len``, causal masks of so many positions are added, as older versions of ``transformers`` have
+        them.
 
         Raises:
             ConfigError: The model of ``transformers`` has no place for a weight, such as that of token types.

@@ -24,6 +24,9 @@ from shardwright.tensor_parallel.registry import Entry, InitArguments
 #: For models whose positions are not limited by a table.
 ANY_LENGTH = 1 << 31
 
+#: Arguments of layers that normalize the input of each block only.
+PRE_NORM = {"pre_layernorm": True, "post_layernorm": False}
+
 #: Classes of activations, of ``transformers`` and torch, and their names here.
 _ACTIVATIONS = {
     "AccurateGELUActivation": "gelu_new",
@@ -47,11 +50,7 @@ _REFUSED = {
 
 
 def activation(function: object) -> str:
-    """The name here of an activation of ``transformers``.
-
-    Raises:
-        ConfigError: It is another function.
-    """
+    """The name here of an activation of ``transformers``; raise if there is none."""
     name = type(function).__name__
     if name not in _ACTIVATIONS:
         raise ConfigError(f"its activation is {name}; supported: {', '.join(_ACTIVATIONS)}")
@@ -59,11 +58,7 @@ def activation(function: object) -> str:
 
 
 def refuse(module: nn.Module, others: Mapping[str, object]) -> None:
-    """Refuse arguments of a call that would be passed over in silence.
-
-    Raises:
-        ConfigError: One of them asks for what a distributed layer cannot do.
-    """
+    """Raise if arguments of a call that would be passed over ask for what a distributed layer cannot do."""
     if any("attentions" in name for name in collector.collected_names()):
         others = {**others, "output_attentions": True}
     for name, value in others.items():
@@ -75,11 +70,7 @@ def refuse(module: nn.Module, others: Mapping[str, object]) -> None:
 
 
 def check_crossing(layer: DistributedTransformerLayer, encoder_hidden_states: torch.Tensor | None) -> None:
-    """Refuse a call with another sequence to attend to where the layer does not, and one without where it does.
-
-    Raises:
-        ConfigError: Layer and call differ.
-    """
+    """Raise if a call has another sequence to attend to and the layer has no cross-attention, or vice versa."""
     has = layer.cross_attention is not None
     if has != (encoder_hidden_states is not None):
         given = "None" if encoder_hidden_states is None else "a tensor"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, activation
+from shardwright.nn.huggingface.layer import ANY_LENGTH, PRE_NORM, Replaced, activation
 from shardwright.nn.huggingface.weights import Table, Weight, linear
 
 
@@ -37,8 +37,7 @@ def arguments(module: Any) -> dict[str, Any]:
         "mlp_bias": module.mlp.up_proj.bias is not None,
         "normalization": "rms_norm",
         "layernorm_epsilon": module.input_layernorm.variance_epsilon,
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
     }
 
 

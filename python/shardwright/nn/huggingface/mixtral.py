@@ -45,19 +45,7 @@ class DistributedExperts(DistributedModule):
         *,
         group: TensorGroup | None = None,
     ) -> None:
-        """Make experts with fresh weights.
-
-        Args:
-            num_experts: Of all ranks.
-            hidden_size: Channels of a token.
-            intermediate_size: Channels between.
-            activation: As for ``DistributedTransformerOutputLayer``.
-            initializer_range: The standard deviation of fresh weights.
-            group: The ranks that divide them; by default the running job's TP_GROUP.
-
-        Raises:
-            ConfigError: ``num_experts`` does not divide by the tensor parallelism degree.
-        """
+        """Make experts with fresh, normal weights; sizes and numbers are those of all ranks."""
         super().__init__(group)
         self.num_experts, self.hidden_size, self.activation = num_experts, hidden_size, activation
         draw = functools.partial(nn.init.normal_, std=initializer_range)
@@ -79,9 +67,6 @@ class DistributedExperts(DistributedModule):
 
         Returns:
             [tokens, hidden_size]: for each token the weighted sum of its experts' results.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
         """
         group = self.tp_group
         agreement = self.agree([hidden_states, top_k_index, top_k_weights], free_dim=samples(group).dim)

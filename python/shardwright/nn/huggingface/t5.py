@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, TransformersLayer, activation, added_mask
+from shardwright.nn.huggingface.layer import ANY_LENGTH, PRE_NORM, Replaced, TransformersLayer, activation, added_mask
 from shardwright.nn.huggingface.weights import Table, Weight, linear
 
 #: Takes distances [Q, K] from query to key, and returns their rows in the table of biases.
@@ -26,13 +26,7 @@ class T5Layer(TransformersLayer):
     """
 
     def __init__(self, *, num_buckets: int = 0, buckets: Buckets | None = None, **options: Any) -> None:
-        """Make a layer with fresh weights.
-
-        Args:
-            num_buckets: Rows of the table of biases; 0 for a layer without.
-            buckets: What row a distance has.
-            **options: Of ``DistributedTransformerLayer``.
-        """
+        """Make a layer with fresh weights, and with a table of biases if it has buckets."""
         super().__init__(**options)
         self._buckets = buckets
         self.relative_attention_bias = nn.Embedding(num_buckets, self.num_attention_heads) if num_buckets else None
@@ -47,23 +41,16 @@ class T5Layer(TransformersLayer):
         encoder_decoder_position_bias: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Apply the layer; what is not said here is as for ``TransformersLayer``.
+        """Apply the layer; arguments not described here are those of ``TransformersLayer``.
 
         Args:
             hidden_states: [batch, sequence, hidden_size], no float16.
-            attention_mask: See there.
             position_bias: [1, heads, sequence, sequence]; None for the layer's own, if it has any.
-            encoder_hidden_states: See there.
-            encoder_attention_mask: See there.
             encoder_decoder_position_bias: [1, heads, sequence, sequence of the encoder], added to scores of
                 cross-attention.
-            **others: See there.
 
         Returns:
             [batch, sequence, hidden_size], and the two biases for the next layer.
-
-        Raises:
-            ConfigError: The call asks for what the layer cannot do, or as for ``DistributedTransformerLayer``.
         """
         if hidden_states.dtype == torch.float16:
             raise ConfigError(
@@ -124,8 +111,7 @@ def arguments(module: Any) -> dict[str, Any]:
         "layernorm_epsilon": module.layer[0].layer_norm.variance_epsilon,
         "causal_mask_size": ANY_LENGTH if module.is_decoder else None,
         "add_cross_attention": module.is_decoder,
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
         "layer_idx": attention.layer_idx,
     }
 

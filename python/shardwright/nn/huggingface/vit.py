@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.nn.huggingface.layer import Replaced, activation
+from shardwright.nn.huggingface.layer import PRE_NORM, Replaced, activation
 from shardwright.nn.huggingface.weights import Table, linear
 
 
@@ -20,8 +20,7 @@ def _arguments(module: Any) -> dict[str, Any]:
         "activation": activation(module.mlp.activation_fn),
         "layernorm_epsilon": module.layernorm_before.eps,
         "query_key_value_bias": attention.q_proj.bias is not None,
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
     }
 
 

@@ -31,11 +31,7 @@ class Weight:
     by_head: bool = False
 
     def joined(self, tensors: Sequence[torch.Tensor], heads: int | None) -> torch.Tensor:
-        """Ours from theirs; a single one as it is.
-
-        Raises:
-            ConfigError: The number of heads is needed and not given.
-        """
+        """Ours from theirs; a single one as it is."""
         parts = [tensor.mT if self.transposed else tensor for tensor in tensors]
         if self.by_head:
             return self._regrouped(parts[0], 1, 0, heads)
@@ -44,13 +40,8 @@ class Weight:
     def split(self, tensor: torch.Tensor, of_query: int | None, heads: int | None) -> list[torch.Tensor]:
         """Theirs from ours.
 
-        Args:
-            tensor: Ours.
-            of_query: How many rows are of queries, where queries, keys and values are one; keys have as many as values.
-            heads: The number of heads, where theirs has them one after another.
-
-        Raises:
-            ConfigError: The number of heads is needed and not given.
+        Where queries, keys and values are one, ``of_query`` rows are of queries; keys have as many as values. The
+        number of heads is needed where theirs has them one after another.
         """
         if self.by_head:
             return [self._regrouped(tensor, 0, 1, heads)]
@@ -87,11 +78,7 @@ class Table:
     path: str = r"(^|\.)\d+\."
 
     def weights_of(self, module: nn.Module, heads: int) -> dict[str, torch.Tensor]:
-        """A module's weights by the names of the distributed one, as a weights hook returns them.
-
-        Raises:
-            ConfigError: The module has a weight that no distributed one is made of.
-        """
+        """A module's weights by the names of the distributed one, as a weights hook returns them."""
         left = dict(module.state_dict(keep_vars=True))
         found = {}
         for weight in self.weights:
@@ -105,9 +92,7 @@ class Table:
     def to_distributed(self, state_dict: State, num_attention_heads: int | None = None) -> dict[str, torch.Tensor]:
         """A state dict of a whole model, with the weights of all layers as the distributed ones have them.
 
-        Args:
-            state_dict: As ``transformers`` has it; what is of no layer stays as it is.
-            num_attention_heads: The number of heads, where the layout needs it.
+        What is of no layer stays as it is. The number of heads is given where the layout needs it.
 
         Raises:
             ConfigError: A layer has some of the weights that one of ours is made of, and lacks others.
@@ -131,12 +116,10 @@ class Table:
     def to_transformers(
         self, state_dict: State, max_seq_len: int | None = None, num_attention_heads: int | None = None
     ) -> dict[str, torch.Tensor]:
-        """The way back.
+        """The way back, from whole weights; what is of no layer stays as it is.
 
-        Args:
-            state_dict: With whole weights; what is of no layer stays as it is.
-            max_seq_len: Add causal masks of so many positions, as older versions of ``transformers`` have them.
-            num_attention_heads: The number of heads, where the layout needs it.
+        With ``max_seq_len``, causal masks of so many positions are added, as older versions of ``transformers`` have
+        them.
         """
         rows = {weight.ours: weight for weight in self.weights}
         translated: dict[str, torch.Tensor] = {}
@@ -171,10 +154,7 @@ class Table:
 def linear(ours: str, *theirs: str, transposed: bool = False) -> tuple[Weight, ...]:
     """The weight and the bias of a linear layer or a normalization, made of those of one or several.
 
-    Args:
-        ours: The name of the module in the distributed one.
-        theirs: The names of theirs.
-        transposed: Whether their weights have input channels first.
+    If ``transposed``, their weights have input channels first.
     """
     return (
         Weight(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transposed),

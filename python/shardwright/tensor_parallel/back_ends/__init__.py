@@ -7,14 +7,13 @@ from typing import Any, Protocol
 
 import torch
 
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.tensor_parallel.packing import Pending
 
 
 class BackEnd(Protocol):
     """Collectives of a group of several ranks, which all call in one order. They may end in any order, each once.
 
-    Attributes:
-        unfinished: What must not be destroyed, as other ranks may still wait for it.
+    ``unfinished`` must not be destroyed, as other ranks may still wait for it.
     """
 
     unfinished: list[Any]
@@ -22,35 +21,21 @@ class BackEnd(Protocol):
     def all_gather(
         self, own: torch.Tensor, lengths: Sequence[int], into: torch.Tensor | None = None
     ) -> Pending[list[torch.Tensor]]:
-        """Send bytes to all ranks.
+        """Send bytes, uint8 of one dim, to all ranks; they must not change before the end.
 
-        Args:
-            own: This rank's, uint8 of one dim; not to be changed before the end.
-            lengths: How many bytes each rank sends.
-            into: Where to put them, one after another, uint8 of one dim; by default wherever it costs least.
-
-        Returns:
-            The bytes of every rank, in the order of ranks, the own among them.
+        Each rank sends as many as ``lengths`` tells. Returns the bytes of every rank, in the order of ranks, the own
+        among them: one after another in ``into``, or wherever it costs least.
         """
 
     def all_to_all(self, own: torch.Tensor, sent: Sequence[int], lengths: Sequence[int]) -> Pending[list[torch.Tensor]]:
-        """Send each rank bytes of its own.
+        """Send each rank bytes of its own: uint8 of one dim, one after another, not to be changed before the end.
 
-        Args:
-            own: For all ranks, one after another, uint8 of one dim; not to be changed before the end.
-            sent: How many of them go to each rank.
-            lengths: How many come from each rank.
-
-        Returns:
-            What came from every rank, in the order of ranks, the own among them.
+        ``sent`` of them go to each rank, and ``lengths`` come from each. Returns what came from every rank, the own
+        among them.
         """
 
     def all_reduce(self, total: torch.Tensor) -> Pending[torch.Tensor]:
-        """Sum a contiguous tensor over ranks, in place; of one shape and dtype on all of them.
-
-        Returns:
-            The tensor, with the same bits on all ranks.
-        """
+        """Sum a contiguous tensor over ranks, in place, with the same bits on all of them."""
 
     def begin_step(self) -> None:
         """Begin a step; after :meth:`abandon_step` all ranks leave what the failed one has left."""

@@ -7,19 +7,16 @@ itself; Gloo copies it through sockets, by a thread of its own (docs/measurement
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from shardwright.errors import ConfigError
 from shardwright.job.exchange import receive_object, send_object
 from shardwright.job.received import decode_from
-from shardwright.tensor_parallel.packing import sum_in_order
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.job.runtime import Runtime
+from shardwright.tensor_parallel.packing import Pending, sum_in_order
 from shardwright.values import encode
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "tensor_parallel"
 
@@ -53,13 +50,13 @@ class ByMessages:
                 return pieces
             return [place.copy_(piece) for place, piece in zip(places, pieces, strict=True)]
 
-        return Pending(finish)
+        return finish
 
     def all_to_all(self, own: torch.Tensor, sent: Sequence[int], lengths: Sequence[int]) -> Pending[list[torch.Tensor]]:
         """See the protocol."""
         pieces = torch.split(own, list(sent))
         number = self._begin(pieces)
-        return Pending(lambda: self._receive(number, pieces[self._own], [torch.Size([length]) for length in lengths]))
+        return lambda: self._receive(number, pieces[self._own], [torch.Size([length]) for length in lengths])
 
     def all_reduce(self, total: torch.Tensor) -> Pending[torch.Tensor]:
         """See the protocol: the sum is made in the order of ranks; half precision in single, rounded once."""
@@ -70,7 +67,7 @@ class ByMessages:
             def add() -> torch.Tensor:
                 return total.add_(self._receive(number, total, [total.shape] * 2)[1 - self._own])
 
-            return Pending(add)
+            return add
         flat = total.view(-1)
         slices = torch.tensor_split(flat, size)
         number, gathering = self._begin(slices), self._number()
@@ -84,7 +81,7 @@ class ByMessages:
                 place.copy_(piece)
             return total
 
-        return Pending(finish)
+        return finish
 
     def begin_step(self) -> None:
         """See the protocol: what the others sent in the failed step is received and forgotten."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.tensor_parallel.packing import Pending
 
 
 class ByProcessGroup:
@@ -73,4 +73,4 @@ class ByProcessGroup:
                 self._wait(work)
             return result()
 
-        return Pending(finish)
+        return finish
