@@ -1,3 +1,5 @@
+import torch
+
 """
 Shardwright's Rust core.
 """
@@ -8,6 +10,7 @@ from typing import Any, Final, SupportsFloat, SupportsIndex, final
 from _typeshed import SupportsGetItem
 
 __all__ = [
+    "DTYPES",
     "__version__",
     "AloneRecorder",
     "Answer",
@@ -47,6 +50,7 @@ __all__ = [
     "choose_schedule",
     "command",
     "derive_seed",
+    "detached",
     "flatten",
     "kept_by_others",
     "means",
@@ -63,6 +67,7 @@ __all__ = [
     "take_log",
 ]
 
+DTYPES: Final[list[str]]
 __version__: Final[str]
 
 @final
@@ -718,6 +723,10 @@ class Getters:
         """
         Of these functions.
         """
+    def give(self, /, values: tuple[Any, ...]) -> bool:
+        """
+        Whether they give these values.
+        """
 
 @final
 class LaunchInfo:
@@ -1113,6 +1122,11 @@ class ResultNotes:
     def hooked(self, /) -> bool:
         """
         Whether it has put hooks on tensors of its own.
+        """
+    @property
+    def is_plain(self, /) -> bool:
+        """
+        Whether nothing is said but whether a gradient may come back.
         """
     @property
     def kept_arguments(self, /) -> list[int]:
@@ -1556,6 +1570,11 @@ class Spec:
         """
         The value again, with `tensors` in the places of the tensors.
         """
+    @property
+    def holds_containers(self, /) -> bool:
+        """
+        Whether something in the value of a call's `(args, kwargs)` can be changed in place, besides tensors and these two.
+        """
     def split(self, /) -> list[Spec]:
         """
         The elements of a tuple, each as a value of its own over the same tensors.
@@ -1611,7 +1630,7 @@ class TensorParts:
     """
     def __len__(self, /) -> int: ...
     def __new__(cls, /) -> TensorParts: ...
-    def append(self, /, tensor: Any, dtype: str, device: str, requires_grad: bool) -> None:
+    def append(self, /, tensor: torch.Tensor, dtype: str, device: str, requires_grad: bool) -> None:
         """
         Add a copy of a dense tensor in host memory; `device` is where its receiver shall put it.
 
@@ -1674,6 +1693,12 @@ class TensorParts:
         """
         For each tensor whether it requires a gradient at its receiver.
         """
+    @staticmethod
+    def of_plain(tensors: list[torch.Tensor], needs: SupportsGetItem[int, bool]) -> TensorParts | None:
+        """
+        Copies of a list of tensors, if each is of torch's own class, dense and in host memory; else None. `needs` tells
+        which shall require a gradient at the receiver.
+        """
     def take_into_device(
         self, /, index: SupportsIndex, address: SupportsIndex, *, ordinal: SupportsIndex, stream: SupportsIndex
     ) -> bool:
@@ -1683,10 +1708,13 @@ class TensorParts:
 
         The memory stays the tensor's, and unused, as the stream sees it.
         """
-    def take_tensor(self, /, index: SupportsIndex) -> tuple[Any | None, str | None]:
+    def take_tensor(self, /, index: SupportsIndex) -> torch.Tensor:
         """
-        A tensor as a `DLPack` capsule, which owns its bytes: it can be taken once. None for one without bytes. `DLPack` has
-        not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
+        A tensor in host memory, which owns its bytes: it can be taken once.
+        """
+    def take_tensors(self, /) -> list[torch.Tensor]:
+        """
+        All tensors, in host memory; each can be taken once.
         """
 
 @final
@@ -1694,7 +1722,7 @@ class TensorsBefore:
     """
     Tensors as they were, to see afterwards which were written to.
     """
-    def __new__(cls, /, tensors: list[Any]) -> TensorsBefore:
+    def __new__(cls, /, tensors: list[torch.Tensor]) -> TensorsBefore:
         """
         Remember versions and histories of the tensors of a list.
         """
@@ -1702,7 +1730,12 @@ class TensorsBefore:
         """
         Whether any of them requires a gradient now, or none any more, though no write has changed its history.
         """
-    def rewritten(self, /, number: SupportsIndex) -> Any | None:
+    def are_unrelated_to(self, /, results: list[torch.Tensor]) -> bool:
+        """
+        Whether nothing was done to the tensors, and results are one dense tensor that is no view and shares no memory with
+        them.
+        """
+    def rewritten(self, /, number: SupportsIndex) -> torch.autograd.graph.Node | None:
         """
         The new history of a tensor that was written to in grad mode; None where only values changed.
         """
@@ -2027,6 +2060,11 @@ def derive_seed(seed: SupportsIndex, number: SupportsIndex, /) -> int:
     A seed for the `number`-th part of what `seed` stands for; well mixed, and the same everywhere.
     """
 
+def detached(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """
+    Tensors with the memory and the versions of those of a list, and without histories.
+    """
+
 def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -> tuple[Spec, list[Any]]:
     """
     Split a value into its tree and its tensors, each tensor once.
@@ -2037,7 +2075,7 @@ def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -
     outermost tuple are called there.
     """
 
-def kept_by_others(aliases: list[Any], count_uses: Any, own: SupportsIndex) -> list[int]:
+def kept_by_others(aliases: list[torch.Tensor], count_uses: Any, own: SupportsIndex) -> list[int]:
     """
     Of a list of tensors, to which nothing else refers, those whose memory something else refers to: their numbers.
 
@@ -2051,7 +2089,7 @@ def means(config: Config, world: SupportsIndex, local_size: SupportsIndex) -> tu
     the size of its persistent buffer, whether UCX, and what is missing for any job.
     """
 
-def memory_ids(tensors: list[Any]) -> list[int]:
+def memory_ids(tensors: list[torch.Tensor]) -> list[int]:
     """
     For each tensor of a list what identifies the memory behind it, while that lives.
     """
@@ -2093,7 +2131,7 @@ def reference_program(
     The textbook form of the schedule `simple`, `interleaved` or `zero_bubble`, as the text of a program.
     """
 
-def references_to_storage(tensor: Any) -> int:
+def references_to_storage(tensor: torch.Tensor) -> int:
     """
     How many references to a storage's Python object [`kept_by_others`] finds, less its own, where nothing else has one.
     """

@@ -19,6 +19,7 @@ mod log;
 mod modules;
 mod node;
 mod notes;
+mod packing;
 mod partition;
 mod raw;
 mod recipes;
@@ -79,7 +80,9 @@ mod _core {
     #[pymodule_export]
     use crate::description::Description;
     #[pymodule_export]
-    use crate::facts::{Getters, TensorsBefore, kept_by_others, memory_ids, references_to_storage};
+    use crate::facts::{
+        Getters, TensorsBefore, detached, kept_by_others, memory_ids, references_to_storage,
+    };
     #[pymodule_export]
     use crate::notes::{ArgumentNotes, ResultNotes};
     #[pymodule_export]
@@ -107,6 +110,8 @@ mod _core {
     #[pymodule_export]
     use crate::values::{Spec, flatten};
 
+    #[pymodule_export]
+    const DTYPES: [&str; 21] = crate::torch_types::DTYPES;
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python has for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
