@@ -27,6 +27,7 @@ __all__ = [
     "ForwardCall",
     "ForwardLink",
     "Getters",
+    "GradMode",
     "LaunchInfo",
     "Node",
     "Place",
@@ -726,6 +727,24 @@ class Getters:
     def give(self, /, values: tuple[Any, ...]) -> bool:
         """
         Whether they give these values.
+        """
+
+@final
+class GradMode:
+    """
+    Sets torch's grad mode for a block; one block for each object.
+    """
+    def __enter__(self, /) -> None:
+        """
+        Set it.
+        """
+    def __exit__(self, /, *_raised: object) -> None:
+        """
+        Restore the mode of before, also where the block has changed it.
+        """
+    def __new__(cls, /, mode: bool) -> GradMode:
+        """
+        For a block with this mode.
         """
 
 @final

@@ -13,6 +13,7 @@ mod error;
 mod facts;
 #[cfg(feature = "faults")]
 mod faults;
+mod grad_mode;
 mod interruptible;
 mod launch;
 mod log;
@@ -83,6 +84,8 @@ mod _core {
     use crate::facts::{
         Getters, TensorsBefore, detached, kept_by_others, memory_ids, references_to_storage,
     };
+    #[pymodule_export]
+    use crate::grad_mode::GradMode;
     #[pymodule_export]
     use crate::notes::{ArgumentNotes, ResultNotes};
     #[pymodule_export]

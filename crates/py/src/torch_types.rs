@@ -45,6 +45,8 @@ pub(crate) struct TorchTypes {
     pub(crate) strided: Py<PyAny>,
     /// Makes a tensor of a `DLPack` capsule, without checks for other objects.
     pub(crate) from_dlpack: Py<PyAny>,
+    pub(crate) is_grad_enabled: Py<PyAny>,
+    pub(crate) set_grad_enabled: Py<PyAny>,
     /// The names of [`DTYPES`], by the addresses of the objects, which live as long as torch.
     names: HashMap<usize, &'static str>,
 }
@@ -71,6 +73,8 @@ impl TorchTypes {
                     .unbind(),
                 strided: torch.getattr("strided")?.unbind(),
                 from_dlpack: torch.getattr("_C")?.getattr("_from_dlpack")?.unbind(),
+                is_grad_enabled: torch.getattr("is_grad_enabled")?.unbind(),
+                set_grad_enabled: torch.getattr("_C")?.getattr("_set_grad_enabled")?.unbind(),
                 names: DTYPES
                     .iter()
                     .filter_map(|name| Some((torch.getattr(*name).ok()?.as_ptr() as usize, *name)))

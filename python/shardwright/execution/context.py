@@ -18,7 +18,6 @@ from shardwright.errors import FrameError
 from shardwright.execution import forward_mode, other_weights, precision, process
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
-from shardwright.frames.grad_mode import GradMode
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -50,7 +49,7 @@ class TaskState(NamedTuple):
         """Return a context manager that applies this state, in a thread that has torch's defaults."""
         if self.inference_mode or self.autocast:
             return self._all_applied()
-        return GradMode(self.grad_mode)
+        return _core.GradMode(self.grad_mode)
 
     @contextmanager
     def _all_applied(self) -> Iterator[None]:
@@ -199,7 +198,7 @@ def context_of(
 
 def as_carried(context: _core.TorchContext) -> AbstractContextManager[Any]:
     """Return a context manager that applies the torch state of a call, in a thread that has torch's defaults."""
-    return GradMode(context.grad_mode) if context.is_plain else _as_carried(context)
+    return _core.GradMode(context.grad_mode) if context.is_plain else _as_carried(context)
 
 
 @contextmanager

@@ -163,8 +163,8 @@ def _cut_arguments(
 
 def _add_edges(frame: Frame, returned: Returned) -> None:
     """Record where the gradients of the results enter the frame's graph."""
-    for place, (tensor, need) in enumerate(zip(returned.tensors, returned.needs, strict=True)):
-        if not need:
+    for place, tensor in enumerate(returned.tensors):
+        if not returned.needs[place]:
             continue
         frame.answers = True
         edge = edge_of(tensor)
@@ -183,12 +183,9 @@ def _packed(
     onward: tuple[_core.Spec, dict[str, Any]] | None,
 ) -> Executed:
     tensors, recipes = returned.tensors, returned.recipes
-    if recipes:
-        parts = pack([t.new_empty(0) if i in recipes else t for i, t in enumerate(tensors)], returned.needs)
-    else:
-        parts = pack(tensors, returned.needs)
+    parts = pack([t.new_empty(0) if i in recipes else t for i, t in enumerate(tensors)], returned.needs)
     sent = [place for place in range(len(tensors)) if place not in recipes]
-    aliases = _core.detached([*given, *(tensors[place] for place in sent)])
+    aliases = _core.detached([*given, *[tensors[place] for place in sent]])
     return Executed(spec, parts, returned.notes, aliases, sent, onward)
 
 

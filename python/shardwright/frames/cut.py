@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from shardwright import _core
 from shardwright.errors import FrameError
-from shardwright.frames.grad_mode import GradMode
-from shardwright.frames.remote import Arrival, RemoteTensor, made_by
+from shardwright.frames.remote import Arrival, RemoteTensor, made_by, quiet
 
 #: The number of the library's engine calls that are running, over all threads: on a GPU, cuts run on the device's
 #: autograd thread, so this cannot be thread-local.
@@ -191,14 +191,14 @@ def cut(tensor: torch.Tensor, *what: str) -> tuple[torch.Tensor, Slot]:
         accumulates its gradient.
     """
     slot = Slot(*what)
-    if torch.is_grad_enabled():
-        result = _cut(_anchor(tensor.device), [tensor], slot)
+    if type(tensor) is RemoteTensor:
+        with quiet():
+            anchor = _anchor(tensor.device)
+        tensor.end = SlotEnd(slot)
     else:
-        with GradMode(True):  # regardless of the caller's mode, which is sent with the request
-            result = _cut(_anchor(tensor.device), [tensor], slot)
-    if type(result) is RemoteTensor:
-        result.end = SlotEnd(slot)
-    return result, slot
+        anchor = _anchor(tensor.device)
+    with _core.GradMode(True):  # regardless of the caller's mode, which is sent with the request
+        return _cut(anchor, [tensor], slot), slot
 
 
 def owning_edge(tensor: torch.Tensor) -> GradientEdge:
@@ -215,7 +215,7 @@ def owning_edge(tensor: torch.Tensor) -> GradientEdge:
         return get_gradient_edge(tensor)
     if not isinstance(node, torch._C._FunctionBase):
         return GradientEdge(node, tensor.output_nr, *_NO_OWNER)
-    with GradMode(True):
+    with _core.GradMode(True):
         before = tensor.view_as(tensor)
     if _EDGES_OWN:
         return GradientEdge(node, tensor.output_nr, before.grad_fn)
