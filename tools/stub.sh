@@ -20,6 +20,8 @@ lines = stub.read_text().splitlines(keepends=True)
     node for node in ast.walk(ast.parse("".join(lines))) if getattr(node, "name", "") == "in_process_with_faults"
 ]
 del lines[added.decorator_list[0].lineno - 1 : added.end_lineno]
+first = next(number for number, line in enumerate(lines) if line.startswith(("from ", "import ")))
+lines.insert(first, "import torch\n")  # annotations name its types
 stub.write_text("".join(lines))
 PYTHON
 .venv/bin/ruff check --quiet --fix --select I,UP037 --stdin-filename "$stub" - <"$made_stub" |

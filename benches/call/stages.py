@@ -13,9 +13,8 @@ from shardwright.job.runtime import current_runtime
 #: By rank, what is timed: where it is, its name, and what it is called in the table. A part comes after what it is in.
 REQUESTER = (
     (call, "call_remote", "the whole call"),
-    (call, "_arguments", "  take the arguments apart"),
+    (call, "_given", "  take the arguments apart and copy them"),
     (call, "context_of", "  find torch's modes and settings"),
-    (call, "pack", "  copy the arguments"),
     ("server", "send_forward", "  send the request"),
     ("server", "wait", "  wait for the answer"),
     (call, "_receive", "  build the result"),
@@ -26,7 +25,7 @@ EXECUTOR = (
     (serve, "build", "  put the arguments together"),
     (serve, "_execute", "  run the module"),
     (serve, "describe_results", "  look what the results are"),
-    (serve, "_pack", "  copy the results"),
+    (serve, "_packed", "  copy the results"),
     ("server", "respond", "  send the answer"),
 )
 

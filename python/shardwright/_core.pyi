@@ -5,9 +5,11 @@ Shardwright's Rust core.
 from os import PathLike
 from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
+import torch
 from _typeshed import SupportsGetItem
 
 __all__ = [
+    "DTYPES",
     "__version__",
     "AloneRecorder",
     "Answer",
@@ -24,6 +26,7 @@ __all__ = [
     "ForwardCall",
     "ForwardLink",
     "Getters",
+    "GradMode",
     "LaunchInfo",
     "MemoryCategories",
     "MemoryMeter",
@@ -49,6 +52,7 @@ __all__ = [
     "choose_schedule",
     "command",
     "derive_seed",
+    "detached",
     "flatten",
     "heap_bytes",
     "in_flight",
@@ -69,6 +73,7 @@ __all__ = [
     "take_log",
 ]
 
+DTYPES: Final[list[str]]
 __version__: Final[str]
 
 @final
@@ -724,6 +729,28 @@ class Getters:
         """
         Of these functions.
         """
+    def give(self, /, values: tuple[Any, ...]) -> bool:
+        """
+        Whether they give these values.
+        """
+
+@final
+class GradMode:
+    """
+    Sets torch's grad mode for a block; one block for each object.
+    """
+    def __enter__(self, /) -> None:
+        """
+        Set it.
+        """
+    def __exit__(self, /, *_raised: object) -> None:
+        """
+        Restore the mode of before, also where the block has changed it.
+        """
+    def __new__(cls, /, mode: bool) -> GradMode:
+        """
+        For a block with this mode.
+        """
 
 @final
 class LaunchInfo:
@@ -1182,6 +1209,11 @@ class ResultNotes:
         Whether it has put hooks on tensors of its own.
         """
     @property
+    def is_plain(self, /) -> bool:
+        """
+        Whether nothing is said but whether a gradient may come back.
+        """
+    @property
     def kept_arguments(self, /) -> list[int]:
         """
         Arguments whose memory something keeps after the call.
@@ -1623,6 +1655,11 @@ class Spec:
         """
         The value again, with `tensors` in the places of the tensors.
         """
+    @property
+    def holds_containers(self, /) -> bool:
+        """
+        Whether something in the value of a call's `(args, kwargs)` can be changed in place, besides tensors and these two.
+        """
     def split(self, /) -> list[Spec]:
         """
         The elements of a tuple, each as a value of its own over the same tensors.
@@ -1678,7 +1715,7 @@ class TensorParts:
     """
     def __len__(self, /) -> int: ...
     def __new__(cls, /) -> TensorParts: ...
-    def append(self, /, tensor: Any, dtype: str, device: str, requires_grad: bool) -> None:
+    def append(self, /, tensor: torch.Tensor, dtype: str, device: str, requires_grad: bool) -> None:
         """
         Add a copy of a dense tensor in host memory; `device` is where its receiver shall put it.
 
@@ -1741,6 +1778,12 @@ class TensorParts:
         """
         For each tensor whether it requires a gradient at its receiver.
         """
+    @staticmethod
+    def of_plain(tensors: list[torch.Tensor], needs: SupportsGetItem[int, bool]) -> TensorParts | None:
+        """
+        Copies of a list of tensors, if each is of torch's own class, dense and in host memory; else None. `needs` tells
+        which shall require a gradient at the receiver.
+        """
     def take_into_device(
         self, /, index: SupportsIndex, address: SupportsIndex, *, ordinal: SupportsIndex, stream: SupportsIndex
     ) -> bool:
@@ -1750,10 +1793,13 @@ class TensorParts:
 
         The memory stays the tensor's, and unused, as the stream sees it.
         """
-    def take_tensor(self, /, index: SupportsIndex) -> tuple[Any | None, str | None]:
+    def take_tensor(self, /, index: SupportsIndex) -> torch.Tensor:
         """
-        A tensor as a `DLPack` capsule, which owns its bytes: it can be taken once. None for one without bytes. `DLPack` has
-        not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
+        A tensor in host memory, which owns its bytes: it can be taken once.
+        """
+    def take_tensors(self, /) -> list[torch.Tensor]:
+        """
+        All tensors, in host memory; each can be taken once.
         """
 
 @final
@@ -1761,7 +1807,7 @@ class TensorsBefore:
     """
     Tensors as they were, to see afterwards which were written to.
     """
-    def __new__(cls, /, tensors: list[Any]) -> TensorsBefore:
+    def __new__(cls, /, tensors: list[torch.Tensor]) -> TensorsBefore:
         """
         Remember versions and histories of the tensors of a list.
         """
@@ -1769,7 +1815,12 @@ class TensorsBefore:
         """
         Whether any of them requires a gradient now, or none any more, though no write has changed its history.
         """
-    def rewritten(self, /, number: SupportsIndex) -> Any | None:
+    def are_unrelated_to(self, /, results: list[torch.Tensor]) -> bool:
+        """
+        Whether nothing was done to the tensors, and results are one dense tensor that is no view and shares no memory with
+        them.
+        """
+    def rewritten(self, /, number: SupportsIndex) -> torch.autograd.graph.Node | None:
         """
         The new history of a tensor that was written to in grad mode; None where only values changed.
         """
@@ -2094,6 +2145,11 @@ def derive_seed(seed: SupportsIndex, number: SupportsIndex, /) -> int:
     A seed for the `number`-th part of what `seed` stands for; well mixed, and the same everywhere.
     """
 
+def detached(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """
+    Tensors with the memory and the versions of those of a list, and without histories.
+    """
+
 def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -> tuple[Spec, list[Any]]:
     """
     Split a value into its tree and its tensors, each tensor once.
@@ -2121,7 +2177,7 @@ def is_schedule(text: str) -> bool:
     Whether a text is the name of a schedule, or a program itself, and not the path of one.
     """
 
-def kept_by_others(aliases: list[Any], count_uses: Any, own: SupportsIndex) -> list[int]:
+def kept_by_others(aliases: list[torch.Tensor], count_uses: Any, own: SupportsIndex) -> list[int]:
     """
     Of a list of tensors, to which nothing else refers, those whose memory something else refers to: their numbers.
 
@@ -2135,7 +2191,7 @@ def means(config: Config, world: SupportsIndex, local_size: SupportsIndex) -> tu
     the size of its persistent buffer, whether UCX, and what is missing for any job.
     """
 
-def memory_ids(tensors: list[Any]) -> list[int]:
+def memory_ids(tensors: list[torch.Tensor]) -> list[int]:
     """
     For each tensor of a list what identifies the memory behind it, while that lives.
     """
@@ -2183,7 +2239,7 @@ def reference_program(
     The textbook form of the schedule `simple`, `interleaved` or `zero_bubble`, as the text of a program.
     """
 
-def references_to_storage(tensor: Any) -> int:
+def references_to_storage(tensor: torch.Tensor) -> int:
     """
     How many references to a storage's Python object [`kept_by_others`] finds, less its own, where nothing else has one.
     """

@@ -5,7 +5,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
+use crate::packing::is_ordinary;
 use crate::raw;
+use crate::torch_types::TorchTypes;
 
 /// Functions without arguments that are called together.
 #[pyclass(frozen, module = "shardwright._core")]
@@ -17,6 +19,18 @@ impl Getters {
     #[new]
     fn new(getters: Vec<Py<PyAny>>) -> Self {
         Self(getters)
+    }
+
+    /// Whether they give these values.
+    #[pyo3(signature = (values: "tuple[Any, ...]"))]
+    fn give(&self, values: &Bound<'_, PyTuple>) -> PyResult<bool> {
+        for (getter, value) in self.0.iter().zip(values) {
+            let now = getter.bind(value.py()).call0()?;
+            if !now.is(&value) && !now.eq(&value)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// What they give, in their order.
@@ -48,7 +62,7 @@ fn version_of(tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
 impl TensorsBefore {
     /// Remember versions and histories of the tensors of a list.
     #[new]
-    #[pyo3(signature = (tensors: "list[Any]"))]
+    #[pyo3(signature = (tensors: "list[torch.Tensor]"))]
     fn new(tensors: Bound<'_, PyList>) -> PyResult<Self> {
         let mut versions = Vec::with_capacity(tensors.len());
         let mut histories = Vec::with_capacity(tensors.len());
@@ -74,7 +88,26 @@ impl TensorsBefore {
         Ok(written)
     }
 
+    /// Whether nothing was done to the tensors, and results are one dense tensor that is no view and shares no memory with
+    /// them.
+    #[pyo3(signature = (results: "list[torch.Tensor]"))]
+    fn are_unrelated_to(&self, results: &Bound<'_, PyList>) -> PyResult<bool> {
+        let py = results.py();
+        if results.len() != 1 || !self.written(py)?.is_empty() || self.are_reattached(py)? {
+            return Ok(false);
+        }
+        let result = results.get_item(0)?;
+        if !is_ordinary(TorchTypes::get(py)?, &result)?
+            || result.call_method0(intern!(py, "_is_view"))?.is_truthy()?
+        {
+            return Ok(false);
+        }
+        let memory = address_of(&storage_of(&result)?)?;
+        Ok(!memory_ids(self.tensors.bind(py))?.contains(&memory))
+    }
+
     /// The new history of a tensor that was written to in grad mode; None where only values changed.
+    #[pyo3(signature = (number) -> "torch.autograd.graph.Node | None")]
     fn rewritten<'py>(
         &self,
         py: Python<'py>,
@@ -98,6 +131,17 @@ impl TensorsBefore {
     }
 }
 
+/// Tensors with the memory and the versions of those of a list, and without histories.
+#[pyfunction]
+#[pyo3(signature = (tensors: "list[torch.Tensor]") -> "list[torch.Tensor]")]
+pub(crate) fn detached<'py>(tensors: &Bound<'py, PyList>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let method = intern!(tensors.py(), "detach");
+    tensors
+        .iter()
+        .map(|tensor| tensor.call_method0(method))
+        .collect()
+}
+
 fn storage_of<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     tensor.call_method0(intern!(tensor.py(), "untyped_storage"))
 }
@@ -108,7 +152,7 @@ fn address_of(storage: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 /// For each tensor of a list what identifies the memory behind it, while that lives.
 #[pyfunction]
-#[pyo3(signature = (tensors: "list[Any]"))]
+#[pyo3(signature = (tensors: "list[torch.Tensor]"))]
 pub(crate) fn memory_ids(tensors: &Bound<'_, PyList>) -> PyResult<Vec<u64>> {
     let tensors = tensors.iter();
     tensors
@@ -121,7 +165,7 @@ pub(crate) fn memory_ids(tensors: &Bound<'_, PyList>) -> PyResult<Vec<u64>> {
 /// `count_uses` is torch's function that tells how many tensors and Python objects have the memory of a `_cdata`;
 /// `own` is how many references to its Python object there are where only this function has one.
 #[pyfunction]
-#[pyo3(signature = (aliases: "list[Any]", count_uses, own))]
+#[pyo3(signature = (aliases: "list[torch.Tensor]", count_uses, own))]
 pub(crate) fn kept_by_others(
     aliases: &Bound<'_, PyList>,
     count_uses: &Bound<'_, PyAny>,
@@ -148,6 +192,7 @@ pub(crate) fn kept_by_others(
 
 /// How many references to a storage's Python object [`kept_by_others`] finds, less its own, where nothing else has one.
 #[pyfunction]
+#[pyo3(signature = (tensor: "torch.Tensor"))]
 pub(crate) fn references_to_storage(tensor: &Bound<'_, PyAny>) -> PyResult<isize> {
     Ok(raw::references_to(&storage_of(tensor)?) - 1)
 }

@@ -13,6 +13,7 @@ mod error;
 mod facts;
 #[cfg(feature = "faults")]
 mod faults;
+mod grad_mode;
 mod interruptible;
 mod launch;
 mod log;
@@ -20,6 +21,7 @@ mod memory;
 mod modules;
 mod node;
 mod notes;
+mod packing;
 mod partition;
 mod raw;
 mod recipes;
@@ -84,7 +86,11 @@ mod _core {
     #[pymodule_export]
     use crate::description::Description;
     #[pymodule_export]
-    use crate::facts::{Getters, TensorsBefore, kept_by_others, memory_ids, references_to_storage};
+    use crate::facts::{
+        Getters, TensorsBefore, detached, kept_by_others, memory_ids, references_to_storage,
+    };
+    #[pymodule_export]
+    use crate::grad_mode::GradMode;
     #[pymodule_export]
     use crate::notes::{ArgumentNotes, ResultNotes};
     #[pymodule_export]
@@ -112,6 +118,8 @@ mod _core {
     #[pymodule_export]
     use crate::values::{Spec, flatten};
 
+    #[pymodule_export]
+    const DTYPES: [&str; 21] = crate::torch_types::DTYPES;
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python has for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");

@@ -223,6 +223,12 @@ impl ResultNotes {
         self.0.ordered
     }
 
+    /// Whether nothing is said but whether a gradient may come back.
+    #[getter]
+    fn is_plain(&self) -> bool {
+        self.0.is_plain()
+    }
+
     /// Whether the tensors may stay where they are: nothing is said of memory that they share with others.
     #[getter]
     fn may_stay(&self) -> bool {

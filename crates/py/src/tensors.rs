@@ -3,27 +3,18 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use shardwright_comm::TensorMemory;
 use shardwright_core::{Rank, RequestId};
 use shardwright_wire::{Buffer, HeldTensor, TensorMeta, TensorPart};
 
 use crate::error::device_error;
-use crate::raw;
 
 /// `(dtype, shape, strides, device, requires_grad)`.
 pub(crate) type Meta = (String, Vec<u64>, Vec<u64>, String, bool);
 
-/// `(capsule, dtype)`.
-type Taken = (Option<Py<PyAny>>, Option<String>);
-
 /// The type of the devices whose memory is sent and received as such.
 const CUDA: &str = "cuda";
-
-/// Larger copies than this let other Python threads run meanwhile.
-const DETACHED_COPY_BYTES: usize = 1 << 20;
 
 /// Where the node of this process keeps tensors on their way, until it is closed.
 static MEMORY: Mutex<Weak<TensorMemory>> = Mutex::new(Weak::new());
@@ -33,14 +24,14 @@ pub(crate) fn set_memory(memory: &Arc<TensorMemory>) {
     *MEMORY.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(memory);
 }
 
-fn memory() -> Option<Arc<TensorMemory>> {
+pub(crate) fn memory() -> Option<Arc<TensorMemory>> {
     MEMORY
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .upgrade()
 }
 
-fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
+pub(crate) fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
     if meta.fits(nbytes as u64) {
         return Ok(meta);
     }
@@ -48,12 +39,6 @@ fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
         "{nbytes} bytes are not a dense tensor of dtype {}, shape {:?} and strides {:?}",
         meta.dtype, meta.shape, meta.strides
     )))
-}
-
-/// The items of a tuple, of which `torch.Size` is one.
-fn sizes(tuple: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
-    let tuple = tuple.cast::<PyTuple>()?;
-    tuple.extract()
 }
 
 /// The tensors of one body, copied out of torch's memory or received.
@@ -81,11 +66,15 @@ impl TensorParts {
         self.parts().iter().map(|part| part.meta.clone()).collect()
     }
 
-    fn parts(&self) -> std::sync::MutexGuard<'_, Vec<TensorPart>> {
+    pub(crate) fn parts(&self) -> std::sync::MutexGuard<'_, Vec<TensorPart>> {
         self.0.lock().expect("no holder of this lock panics")
     }
 
-    fn with<T>(&self, index: usize, look: impl FnOnce(&mut TensorPart) -> T) -> PyResult<T> {
+    pub(crate) fn with<T>(
+        &self,
+        index: usize,
+        look: impl FnOnce(&mut TensorPart) -> T,
+    ) -> PyResult<T> {
         let mut parts = self.parts();
         let len = parts.len();
         parts
@@ -110,37 +99,6 @@ impl TensorParts {
     #[new]
     fn new() -> Self {
         Self::default()
-    }
-
-    /// Add a copy of a dense tensor in host memory; `device` is where its receiver shall put it.
-    ///
-    /// Raises `ValueError` for one that is not dense.
-    fn append(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        dtype: String,
-        device: String,
-        requires_grad: bool,
-    ) -> PyResult<()> {
-        let py = tensor.py();
-        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-        let nbytes = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
-        let meta = TensorMeta {
-            dtype,
-            shape: sizes(&tensor.getattr(intern!(py, "shape"))?)?,
-            strides: sizes(&tensor.call_method0(intern!(py, "stride"))?)?,
-            device,
-            requires_grad,
-        };
-        let meta = checked(meta, nbytes)?;
-        let memory = memory().unwrap_or_default();
-        let data = if nbytes > DETACHED_COPY_BYTES {
-            py.detach(|| raw::copy_from(address, nbytes, &memory))
-        } else {
-            raw::copy_from(address, nbytes, &memory)
-        };
-        self.parts().push(TensorPart::new(meta, data));
-        Ok(())
     }
 
     /// Add a tensor in the memory of CUDA device `ordinal`, behind what `stream` has been given so far; does not wait.
@@ -278,59 +236,4 @@ impl TensorParts {
     fn is_here(&self, index: usize) -> PyResult<bool> {
         self.with(index, |part| part.is_here())
     }
-
-    /// A tensor as a `DLPack` capsule, which owns its bytes: it can be taken once. None for one without bytes. `DLPack` has
-    /// not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
-    fn take_tensor(&self, py: Python<'_>, index: usize) -> PyResult<Taken> {
-        let data = self.with(index, |part| part.data.clone())?;
-        // One that a peer's device holds is copied to the host here, which may take a while, or fail.
-        if data.as_lent().is_some() {
-            let prepared = py.detach(|| {
-                let prepared = data.prepare();
-                drop(data);
-                prepared
-            });
-            prepared.map_err(|reason| device_error(&reason))?;
-        } else {
-            drop(data); // to be its only owner below
-        }
-        let (meta, data) = self.with(index, |part| {
-            (part.meta.clone(), std::mem::take(&mut part.data))
-        })?;
-        let meta = checked(meta, data.len())?;
-        if data.is_empty() {
-            return Ok((None, None));
-        }
-        let signed = |values: &[u64]| values.iter().map(|value| value.cast_signed()).collect();
-        if let Some(kind) = dlpack_kind(&meta.dtype) {
-            let (shape, strides) = (signed(&meta.shape), signed(&meta.strides));
-            let capsule = raw::capsule_of(py, data, kind, shape, strides)?;
-            return Ok((Some(capsule), None));
-        }
-        let shape = vec![data.len().cast_signed() as i64];
-        let capsule = raw::capsule_of(py, data, BYTES, shape, vec![1])?;
-        Ok((Some(capsule), Some(meta.dtype)))
-    }
-}
-
-/// `DLPack`'s code and bits of unsigned bytes.
-const BYTES: (u8, u8) = (1, 8);
-
-/// `DLPack`'s code and bits of a dtype; `None` where torch may not read it.
-fn dlpack_kind(dtype: &str) -> Option<(u8, u8)> {
-    Some(match dtype {
-        "int8" => (0, 8),
-        "int16" => (0, 16),
-        "int32" => (0, 32),
-        "int64" => (0, 64),
-        "uint8" => BYTES,
-        "float16" => (2, 16),
-        "float32" => (2, 32),
-        "float64" => (2, 64),
-        "bfloat16" => (4, 16),
-        "complex64" => (5, 64),
-        "complex128" => (5, 128),
-        "bool" => (6, 8),
-        _ => return None,
-    })
 }

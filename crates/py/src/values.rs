@@ -37,6 +37,18 @@ impl Spec {
         .build(&self.0)
     }
 
+    /// Whether something in the value of a call's `(args, kwargs)` can be changed in place, besides tensors and these two.
+    #[getter]
+    fn holds_containers(&self) -> bool {
+        let Value::Tuple(both) = &self.0 else {
+            return is_container(&self.0);
+        };
+        both.iter().any(|value| match value {
+            Value::Dict(entries) => entries.iter().any(|(_, item)| is_container(item)),
+            other => is_container(other),
+        })
+    }
+
     /// The elements of a tuple, each as a value of its own over the same tensors.
     fn split(&self) -> PyResult<Vec<Spec>> {
         match &self.0 {
@@ -49,6 +61,14 @@ impl Spec {
 
     fn __repr__(&self) -> String {
         format!("Spec({:?})", self.0)
+    }
+}
+
+fn is_container(value: &Value) -> bool {
+    match value {
+        Value::Tuple(items) => items.iter().any(is_container),
+        Value::List(_) | Value::Dict(_) | Value::Set(..) | Value::Registered(..) => true,
+        _ => false,
     }
 }
 

@@ -69,6 +69,16 @@ impl ResultNotes {
             && self.dropped.is_empty()
             && self.composites.is_empty()
     }
+
+    /// Whether nothing is said but whether a gradient may come back.
+    pub fn is_plain(&self) -> bool {
+        self.may_stay()
+            && self.kept_arguments.is_empty()
+            && self.kept_results.is_empty()
+            && self.collected.is_none()
+            && !self.hooked
+            && !self.ordered
+    }
 }
 
 /// How the caller finds a result among its arguments and the answer's tensors.

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
 from shardwright.execution import forward_mode, reproducible
-from shardwright.execution.context import Suspended, TaskState, context_of, saved_tensor_hooks_are_set
+from shardwright.execution.context import Suspended, context_of, saved_tensor_hooks_are_set
 from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.hooked_views import hooked_views
 from shardwright.execution.layout import layouts_of
@@ -49,6 +49,10 @@ class RemoteModule:
     rank: int
     draws: int | None = None
 
+    def __str__(self) -> str:
+        """Describe it, for error messages."""
+        return f"module {self.name!r}, which rank {self.rank} owns,"
+
     def seed_at(self, seed: int) -> int:
         """Return the seed that a request sent at ``seed`` starts from; modules with their own seed derive it there."""
         return reproducible.within(seed) if self.draws is None else seed
@@ -69,6 +73,27 @@ class CallWatch:
     """
 
     on_call: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
+
+
+@dataclass(slots=True)
+class _Given:
+    """The arguments of a call as they are sent.
+
+    Attributes:
+        spec: Their structure.
+        tensors: Their tensors, followed by the parts of sparse and nested ones.
+        parts: The tensors' bytes.
+        notes: What the executing rank cannot see of them.
+        composites: The descriptions of sparse and nested tensors.
+        inputs: The edges at which their gradients enter the graph, with the indices of the tensors.
+    """
+
+    spec: _core.Spec
+    tensors: list[torch.Tensor]
+    parts: _core.TensorParts
+    notes: _core.ArgumentNotes
+    composites: Composites
+    inputs: list[tuple[GradientEdge, int]]
 
 
 #: The argument notes of nearly every call.
@@ -117,11 +142,8 @@ def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
 def _call(
     links: Sequence[Link], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, hooks: bool = True
 ) -> tuple[Any, int]:
-    (target, children), *following = links
-    task, frame = running_task(), current_frame()
-    _check_place(target, task, frame)
-    assert task is not None
-    assert frame is not None
+    target, children = links[0]
+    task, frame = _place_of(target)
     runtime = task.runtime
     release_unused(task)
     if (kept := placed_model(runtime, target.model_id).kept) is not None:
@@ -129,73 +151,65 @@ def _call(
     number = frame.next_call_number()
     if (watcher := runtime[CallWatch].on_call) is not None:
         watcher(target, args, children)
-    spec, original = _arguments(target, args, kwargs)
-    given, composites = take_apart(original, f"an argument of module {target.name!r}")
-    needs = [needs_gradient(tensor) for tensor in given]
-    parts = pack(given, needs, origins_of(given))
-    shared, layouts = sharing_of(given), layouts_of(given)
+    given = _given(frame, target, args, kwargs)
     collected = collector.outgoing()
-    state = TaskState.capture()
-    context = context_of(
-        f"module {target.name!r}, which rank {target.rank} owns, was called",
-        state,
-        task.state,
-        checkpointing=frame.checkpointing > 0,
-        hooks=hooks,
-        collector=collected,
-    )
+    context = context_of(target, task.state, checkpointing=frame.checkpointing > 0, hooks=hooks, collector=collected)
     seed = reproducible.place()
-    if composites:
-        given = original + given[len(original) :]
-    asked = [(link.module_id, range) for link, range in links]
     sites = runtime[_core.Sites]
+    asked = [(link.module_id, range) for link, range in links]
     site = sites.site(task.module, number, target.model_id, asked, context)
-    observed = state.inference_mode or collected is not None or watcher is not None
-    description = _core.Description(spec, parts) if sites.learns and not observed else None
+    observed = collected is not None or watcher is not None or context.inference_mode
+    description = _core.Description(given.spec, given.parts) if sites.learns and not observed else None
     predicted, held = sites.predict(site, description, observed=observed)
     chain: list[_core.ForwardLink] = []
-    if following:
-        chain = _announce(task, frame, following, predicted, reproducible.behind(seed, target.passes))
-    inputs: list[tuple[GradientEdge, int]] = [
-        (edge, index) for index, tensor in enumerate(given) if needs[index] and (edge := edge_of(tensor)) is not None
-    ]
-    hooked = hooked_views(frame, given, inputs)
-    notes = _NOTHING
-    if shared or layouts.strides or layouts.overlapping or composites or hooked:
-        notes = _core.ArgumentNotes(
-            shared=shared,
-            strides=layouts.strides,
-            overlapping=layouts.overlapping,
-            relaid=layouts.relaid,
-            composites=composites,
-            hooked_views=hooked,
-        )
+    if len(links) > 1:
+        chain = _announce(task, frame, links[1:], predicted, reproducible.behind(seed, target.passes))
     request = runtime.server.send_forward(
         task.worker,
         target.rank,
         _core.Place(model=target.model_id, microbatch=frame.microbatch, parent=frame.request, number=number),
         _core.ForwardCall(
-            target.module_id, children, seed=target.seed_at(seed), notes=notes, context=context, chain=chain
+            target.module_id, children, seed=target.seed_at(seed), notes=given.notes, context=context, chain=chain
         ),
-        spec,
-        parts,
+        given.spec,
+        given.parts,
         hold=held,
         expected=None if predicted is None else predicted[0],
     )
     requests = [request, *[link.request for link in chain]]
-    answers: Sequence[_core.Answer | _core.Description]
-    if predicted is None:
+    answers: Sequence[_core.Answer | _core.Description] | None = predicted
+    if answers is None:
         with Suspended():
-            answers = runtime.server.wait(task.worker, requests, "forward")
+            answers = received = runtime.server.wait(task.worker, requests, "forward")
         if description is not None:
-            runtime[_core.Sites].learn(site, description, [answer.describe() for answer in answers])
-    else:
-        answers = predicted
-    call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
+            sites.learn(site, description, [answer.describe() for answer in received])
+    call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, given.inputs, [])
     response = Response(task, frame, site, requests, held=held, is_there=predicted is None)
-    value, done = _receive_chain(response, call, [link for link, _ in following], chain, answers, given, composites)
+    value, done = _receive_chain(response, call, links[1:], chain, answers, given)
     reproducible.pass_calls(seed, target.passes if done == 1 else sum(link.passes for link, _ in links[:done]))
     return value, done
+
+
+def _given(frame: Frame, target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Given:
+    try:
+        spec, whole = _core.flatten((args, dict(kwargs)), registry, ["args", "kwargs"])
+    except UnsupportedValueError:
+        refuse_cache(target.name, target.rank, (args, kwargs))
+        raise
+    tensors, composites = take_apart(whole, f"an argument of module {target.name!r}")
+    needs = [needs_gradient(tensor) for tensor in tensors]
+    parts = pack(tensors, needs, origins_of(tensors))
+    shared, layouts = sharing_of(tensors), layouts_of(tensors)
+    inputs = [
+        (edge, index) for index, tensor in enumerate(tensors) if needs[index] and (edge := edge_of(tensor)) is not None
+    ]
+    if composites:
+        tensors = whole + tensors[len(whole) :]
+    hooked = hooked_views(frame, tensors, inputs) if frame.guarded else []
+    notes = _NOTHING
+    if shared or layouts or composites or hooked:
+        notes = _core.ArgumentNotes(shared=shared, composites=composites, hooked_views=hooked, **layouts)
+    return _Given(spec, tensors, parts, notes, composites, inputs)
 
 
 def _announce(
@@ -228,20 +242,19 @@ def _announce(
 def _receive_chain(
     response: Response,
     call: Call,
-    following: list[RemoteModule],
+    following: Sequence[Link],
     chain: list[_core.ForwardLink],
     answers: Sequence[_core.Answer | _core.Description],
-    given: list[torch.Tensor],
-    composites: Composites,
+    sent: _Given,
 ) -> tuple[Any, int]:
     """Process the answers of a chain of calls; return the result of the last call that ran, and how many ran."""
-    frame = response.frame
+    frame, given = response.frame, sent.tensors
     for done, answer in enumerate(answers, start=1):
         notes = answer.notes
         if notes.ordered:
             response.in_order()
-        if composites and done == 1:
-            watch_kept(frame, call.module, composites, notes, given)
+        if sent.composites and done == 1:
+            watch_kept(frame, call.module, sent.composites, notes, given)
         if call.passed and not notes.open:
             frame.calls.append(_ending_before(call))
             call.passed, call.inputs = [], []
@@ -249,7 +262,7 @@ def _receive_chain(
             response.answered(call, done - 1, answer)
             return _receive(response, call, answer, notes, given), done
         rebuild_results(frame, call.module, [], [], notes, given)
-        link, asked, before = following[done - 1], chain[done - 1], call
+        (link, _), asked, before = following[done - 1], chain[done - 1], call
         call = Call(link.rank, link.name, link.module_id, link.model_id, asked.request, asked.number, [], [])
         if notes.open:
             passed = Passed(before.rank, before.module, before.module_id, before.request, before.number)
@@ -266,53 +279,53 @@ def _ending_before(call: Call) -> Call:
     return ending
 
 
-def _arguments(
-    target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[_core.Spec, list[torch.Tensor]]:
-    try:
-        spec, given = _core.flatten((args, dict(kwargs)), registry, ["args", "kwargs"])
-    except UnsupportedValueError:
-        refuse_cache(target.name, target.rank, (args, kwargs))
-        raise
-    return spec, given
+def _place_of(target: RemoteModule) -> tuple[RunningTask, Frame]:
+    """Return the task and the frame in which a module is called.
 
-
-def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | None) -> None:
-    owned = f"module {target.name!r}, which rank {target.rank} owns,"
+    Raises:
+        FrameError: A remote call is not supported there.
+    """
+    task, frame = running_task(), current_frame()
     if task is None or frame is None:
-        if torch._C._current_graph_task_id() != -1:
-            raise FrameError(
-                f"{owned} was called during backward (a reentrant checkpoint or a reversible block around it): place "
-                "the whole block on one rank with smp.set_partition"
-            )
-        from shardwright.job.runtime import find_runtime  # it imports this module
-
-        runtime = find_runtime()
-        if task is None and runtime is not None and runtime.step.running:
-            raise FrameError(
-                f"{owned} was called in thread {threading.current_thread().name!r}, and not in the thread that runs "
-                "the microbatch: call modules in the thread in which the step function or the forward itself runs"
-            )
-        raise FrameError(f"{owned} was called outside a step: call the model inside a function decorated with smp.step")
-    refuse_transforms(f"{owned} was called")
+        raise _outside(target, task)
+    refuse_transforms(target)
     if saved_tensor_hooks_are_set():
         raise FrameError(
-            f"{owned} was called inside saved_tensors_hooks, which cannot cross ranks: use them inside one module"
+            f"{target} was called inside saved_tensors_hooks, which cannot cross ranks: use them inside one module"
         )
     if parametrize._cache_enabled:
         raise FrameError(
-            f"{owned} was called inside parametrize.cached(), whose cache is on one rank: the weights that it computes "
-            "there would be computed anew at every use. Enter it inside one module, or place what it calls on one rank "
-            "with smp.set_partition"
+            f"{target} was called inside parametrize.cached(), whose cache is on one rank: the weights that it "
+            "computes there would be computed anew at every use. Enter it inside one module, or place what it calls on "
+            "one rank with smp.set_partition"
         )
+    return task, frame
 
 
-def refuse_transforms(what: str) -> None:
+def _outside(target: RemoteModule, task: RunningTask | None) -> FrameError:
+    """Return the error of a call outside the code of a frame."""
+    if torch._C._current_graph_task_id() != -1:
+        return FrameError(
+            f"{target} was called during backward (a reentrant checkpoint or a reversible block around it): place "
+            "the whole block on one rank with smp.set_partition"
+        )
+    from shardwright.job.runtime import find_runtime  # it imports this module
+
+    runtime = find_runtime()
+    if task is None and runtime is not None and runtime.step.running:
+        return FrameError(
+            f"{target} was called in thread {threading.current_thread().name!r}, and not in the thread that runs "
+            "the microbatch: call modules in the thread in which the step function or the forward itself runs"
+        )
+    return FrameError(f"{target} was called outside a step: call the model inside a function decorated with smp.step")
+
+
+def refuse_transforms(what: object) -> None:
     """Raise :class:`FrameError` under ``torch.func`` transforms and forward-mode differentiation."""
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_mode.is_entered():
         raise FrameError(
-            f"{what} under a torch.func transform or forward-mode differentiation, which cannot cross ranks: apply it "
-            "inside one module"
+            f"{what} was called under a torch.func transform or forward-mode differentiation, which cannot cross "
+            "ranks: apply it inside one module"
         )
 
 

@@ -40,7 +40,7 @@ def run_checkpointed(
     needs = {place: leaf.requires_grad for place, leaf in zip(order, _tensors(leaves), strict=True)}
     copies = {place: leaf.detach().clone() for place, leaf in zip(order, _tensors(leaves), strict=True)}
     # The layout of the arguments decides which kernels run, and therefore what they save for the backward.
-    strides = dict(layouts_of(_tensors(leaves)).strides)
+    strides = dict(layouts_of(_tensors(leaves)).get("strides", ()))
     layouts = {place: strides.get(index) for index, place in enumerate(order)}
     others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     are_tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]

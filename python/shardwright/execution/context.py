@@ -6,7 +6,7 @@ import contextvars
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -18,13 +18,11 @@ from shardwright.errors import FrameError
 from shardwright.execution import forward_mode, other_weights, precision, process
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
-from shardwright.frames.grad_mode import GradMode
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
-@dataclass(frozen=True, slots=True)
-class TaskState:
+class TaskState(NamedTuple):
     """Gradient, inference and autocast mode, which requests carry (the paper, appendix B).
 
     Attributes:
@@ -51,7 +49,7 @@ class TaskState:
         """Return a context manager that applies this state, in a thread that has torch's defaults."""
         if self.inference_mode or self.autocast:
             return self._all_applied()
-        return GradMode(self.grad_mode)
+        return _core.GradMode(self.grad_mode)
 
     @contextmanager
     def _all_applied(self) -> Iterator[None]:
@@ -64,11 +62,11 @@ class TaskState:
             yield
 
 
-def default_device(what: str) -> torch.device | None:
+def default_device(what: object) -> torch.device | None:
     """Return the calling thread's default device; None if it is not set.
 
     Raises:
-        FrameError: A torch mode is active that does not reach modules on other ranks. The message begins with ``what``.
+        FrameError: A torch mode is active that does not reach modules on other ranks. ``what`` was called under it.
     """
     if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
         return None  # the usual case, checked at every call
@@ -76,15 +74,15 @@ def default_device(what: str) -> torch.device | None:
     for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
         if not isinstance(mode, DeviceContext):
             raise FrameError(
-                f"{what} under the torch function mode {type(mode).__name__}, which does not reach modules on other "
-                "ranks: enter it inside the module that needs it"
+                f"{what} was called under the torch function mode {type(mode).__name__}, which does not reach modules "
+                "on other ranks: enter it inside the module that needs it"
             )
         device = mode.device
     modes = _get_current_dispatch_mode_stack()
     if modes:
         raise FrameError(
-            f"{what} under the torch dispatch mode {type(modes[-1]).__name__}, which does not reach modules on other "
-            "ranks: enter it inside the module that needs it"
+            f"{what} was called under the torch dispatch mode {type(modes[-1]).__name__}, which does not reach modules "
+            "on other ranks: enter it inside the module that needs it"
         )
     return device
 
@@ -128,7 +126,7 @@ class StepState:
         Raises:
             FrameError: A torch mode or saved-tensor hooks are active, which do not reach modules on other ranks.
         """
-        device = default_device("the step function was called")
+        device = default_device("the step function")
         if saved_tensor_hooks_are_set():
             raise FrameError(
                 "the step function was called inside torch.autograd.graph.saved_tensors_hooks (or save_on_cpu), which "
@@ -164,19 +162,17 @@ class StepState:
 
 
 def context_of(
-    what: str,
-    state: TaskState,
+    what: object,
     script: StepState,
     *,
     checkpointing: bool,
     hooks: bool,
     collector: list[tuple[str, int | _core.Spec]] | None,
 ) -> _core.TorchContext:
-    """Return the torch state to send with a call, including device and settings that differ from the script's.
+    """Return the calling task's torch state for a call, including device and settings that differ from the script's.
 
     Args:
-        what: The call, for error messages.
-        state: The state of the calling task.
+        what: What is called, for error messages.
         script: The state that the step began with.
         checkpointing: Whether the module is checkpointed.
         hooks: Whether the module's hooks run.
@@ -185,15 +181,13 @@ def context_of(
     Raises:
         FrameError: A torch mode is active that does not reach modules on other ranks.
     """
-    device = default_device(what)
+    device, state = default_device(what), TaskState.capture()
     settings = process.difference(script.settings, script.thread)
     is_plain = hooks and not checkpointing and not settings and not state.autocast and not state.inference_mode
     if is_plain and device == script.device and collector is None:
         return _PLAIN[state.grad_mode]
     return _core.TorchContext(
-        grad_mode=state.grad_mode,
-        inference_mode=state.inference_mode,
-        autocast=state.autocast,
+        **state._asdict(),
         checkpointing=checkpointing,
         hooks=hooks,
         device=None if device == script.device else str(device),
@@ -204,7 +198,7 @@ def context_of(
 
 def as_carried(context: _core.TorchContext) -> AbstractContextManager[Any]:
     """Return a context manager that applies the torch state of a call, in a thread that has torch's defaults."""
-    return GradMode(context.grad_mode) if context.is_plain else _as_carried(context)
+    return _core.GradMode(context.grad_mode) if context.is_plain else _as_carried(context)
 
 
 @contextmanager

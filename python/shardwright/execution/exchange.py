@@ -7,6 +7,7 @@ carry additional ones.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from shardwright.errors import FrameError
 from shardwright.execution.given import first_changed, snapshots
 from shardwright.execution.layout import layouts_of, restride
 from shardwright.execution.recipes import follow, replayable_base, view_of
-from shardwright.execution.sparse import Composites
+from shardwright.execution.sparse import take_apart
 from shardwright.frames import Frame, Slot, cut, owning_edge
 from shardwright.frames.remote import is_remote, when_here
 from shardwright.frames.watch import memory_id
@@ -50,6 +51,7 @@ class Arguments:
         #: If so, the indices of those whose memory that rank keeps.
         self.kept = notes.kept if self.private else []
         self._before = _core.TensorsBefore(tensors)
+        self.are_unrelated_to = self._before.are_unrelated_to
         self._containers = snapshots(tree)
 
     def check_containers(self) -> None:
@@ -95,107 +97,68 @@ class Arguments:
 
 @dataclass(slots=True)
 class Returned:
-    """How the tensors of a response relate to arguments and to each other.
+    """The tensors of a response, and how they relate to arguments and to each other.
 
     Attributes:
         tensors: The results, then the bases of results that share memory, then the arguments that were written to.
         needs: For each of them, whether it gets a gradient.
         recipes: By number, how the requester obtains a result from tensors that it already has.
-        strides: Numbers and strides of tensors that are not dense.
-        watch: Results that share memory in a way that cannot be rebuilt.
-        watch_arguments: Arguments that such results share memory with.
-        written: The arguments that were written to, each with its number among the tensors.
-        dropped: Views created under ``no_grad`` that require a gradient, which torch drops.
-        composites: Sparse and nested tensors, sent as several dense ones.
-        collected: Outputs that ``transformers`` collected besides the result; None if none were to be collected.
+        notes: What else is said of them, as keyword arguments of :class:`shardwright._core.ResultNotes`.
     """
 
     tensors: list[torch.Tensor]
-    needs: list[bool] = field(default_factory=list)
+    needs: list[bool]
     recipes: dict[int, _core.Recipe] = field(default_factory=dict)
-    strides: list[tuple[int, list[int]]] = field(default_factory=list)
-    watch: list[int] = field(default_factory=list)
-    watch_arguments: list[int] = field(default_factory=list)
-    written: list[tuple[int, int]] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
-    composites: Composites = field(default_factory=list)
-    collected: _core.Spec | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
-    def is_plain(self, num_results: int) -> bool:
-        """Return whether the results are unrelated to the arguments and to each other."""
-        return not self._is_related and len(self.tensors) == num_results
-
-    @property
-    def _is_related(self) -> bool:
-        return bool(self.recipes or self.watch or self.watch_arguments or self.written or self.dropped)
-
-    def noted(self, left: Left) -> _core.ResultNotes:
-        """Return the answer's notes on its tensors."""
-        said = self._is_related or self.strides or self.composites or left.kept_arguments or left.kept_results
-        if not said and self.collected is None:
-            return _core.ResultNotes(open=left.is_open, hooked=left.is_hooked, ordered=left.is_ordered)
-        return _core.ResultNotes(
-            recipes=list(self.recipes.items()),
-            strides=self.strides,
-            watch=self.watch,
-            watch_arguments=self.watch_arguments,
-            written=self.written,
-            dropped=self.dropped,
-            composites=self.composites,
-            collected=self.collected,
-            kept_arguments=left.kept_arguments,
-            kept_results=left.kept_results,
-            open=left.is_open,
-            hooked=left.is_hooked,
-            ordered=left.is_ordered,
-        )
+    def note(self, name: str, values: Iterable[Any]) -> None:
+        """Add values, if there are any, to a list of the notes."""
+        for value in values:
+            self.notes.setdefault(name, []).append(value)
 
 
-@dataclass(slots=True)
-class Left:
-    """Effects of an execution that outlast it.
-
-    Attributes:
-        is_ordered: Whether it called a module that changes its state.
-        is_open: Whether a gradient may come back to it.
-        is_hooked: Whether it has registered hooks on tensors of its own.
-        kept_arguments: Arguments whose memory is still referenced on this rank.
-        kept_results: Results whose memory is still referenced on this rank.
-    """
-
-    is_ordered: bool
-    is_open: bool = False
-    is_hooked: bool = False
-    kept_arguments: list[int] = field(default_factory=list)
-    kept_results: list[int] = field(default_factory=list)
-
-    def noted(self) -> _core.ResultNotes:
-        """Return the notes of an answer whose result was sent to the next rank; they say nothing about its tensors."""
-        return _core.ResultNotes(
-            kept_arguments=self.kept_arguments,
-            open=self.is_open,
-            hooked=self.is_hooked,
-            ordered=self.is_ordered,
-        )
-
-
-def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Arguments) -> Returned:
+def describe_results(
+    frame: Frame, results: list[torch.Tensor], arguments: Arguments, whole: list[torch.Tensor]
+) -> Returned:
     """Describe which results are arguments, or views of arguments or other results, and which arguments were written.
 
     Args:
         frame: The frame of the execution.
         results: The tensors of the result.
         arguments: The arguments, as recorded before the execution.
+        whole: The arguments, with sparse and nested ones.
     """
+    if arguments.are_unrelated_to(results) and frame.elsewhere.is_empty:
+        return Returned(results, [results[0].requires_grad])
+    dense, composites = take_apart(results, f"the result of module {arguments.module!r}", whole)
     written = arguments.written()
     if arguments.private:
         written = []
-    if not written and len(results) == 1 and _stands_alone(frame, results[0], arguments):
-        return Returned(results, [results[0].requires_grad])
     replay = not frame.hooked  # views that require a gradient and are recreated by the requester would bypass the hooks
-    returned = Returned(list(results))
+    returned = Returned(list(dense), [])
+    returned.note("composites", composites)
     numbers = {} if arguments.private else {id(tensor): number for number, tensor in enumerate(arguments.tensors)}
     _add_bases(returned, numbers, replay)
+    _find_recipes(returned, numbers, arguments, replay)
+    _find_shared(frame, returned, arguments)
+    returned.needs = [
+        tensor.requires_grad and place not in returned.recipes for place, tensor in enumerate(returned.tensors)
+    ]
+    laid = layouts_of(returned.tensors).get("strides", ())
+    returned.note("strides", ((place, strides) for place, strides in laid if place not in returned.recipes))
+    for index in written:
+        returned.note("written", [(index, len(returned.tensors))])
+        node = arguments.rewritten(index)
+        # A separate view, because the argument itself may be a result too.
+        with torch.set_grad_enabled(node is not None):
+            tensor = arguments.tensors[index]
+            returned.tensors.append(tensor.detach() if node is None else tensor.view_as(tensor))
+        returned.needs.append(node is not None)
+    return returned
+
+
+def _find_recipes(returned: Returned, numbers: dict[int, int], arguments: Arguments, replay: bool) -> None:
+    """Find the results that the requester can obtain from arguments, given their numbers, or from other results."""
     places = {id(tensor): place for place, tensor in enumerate(returned.tensors)}
     for place, tensor in enumerate(returned.tensors):
         argument = numbers.get(id(tensor))
@@ -212,29 +175,7 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
         elif argument is None and base is not tensor and id(base) in places and is_dense(base):
             view, number = view_of(tensor, base), places[id(base)]
             returned.recipes[place] = _core.Recipe(result=number, view=view, requires_grad=tensor.requires_grad)
-    _find_shared(frame, returned, arguments)
-    returned.needs = [
-        tensor.requires_grad and place not in returned.recipes for place, tensor in enumerate(returned.tensors)
-    ]
-    laid = layouts_of(returned.tensors).strides
-    returned.strides = [(place, strides) for place, strides in laid if place not in returned.recipes]
-    for index in written:
-        returned.written.append((index, len(returned.tensors)))
-        node = arguments.rewritten(index)
-        # A separate view, because the argument itself may be a result too.
-        with torch.set_grad_enabled(node is not None):
-            tensor = arguments.tensors[index]
-            returned.tensors.append(tensor.detach() if node is None else tensor.view_as(tensor))
-        returned.needs.append(node is not None)
-    return returned
-
-
-def _stands_alone(frame: Frame, result: torch.Tensor, arguments: Arguments) -> bool:
-    """Return whether a result is dense, not a view, and shares no memory with an argument."""
-    if result._is_view() or not is_dense(result):
-        return False
-    own, *others = map(frame.elsewhere.group_of, _core.memory_ids([result, *arguments.tensors]))
-    return own not in others
+    returned.note("recipes", returned.recipes.items())
 
 
 def _add_bases(returned: Returned, arguments: dict[int, int], replay: bool) -> None:
@@ -277,10 +218,10 @@ def _find_shared(frame: Frame, returned: Returned, arguments: Arguments) -> None
         for is_argument, other, other_memory, (start, end) in others:
             if other_memory != memory or (start < extent[1] and extent[0] < end):
                 if not is_argument:
-                    returned.watch.append(other)
+                    returned.note("watch", [other])
                 elif not arguments.private:
-                    returned.watch_arguments.append(other)
-                returned.watch.append(place)
+                    returned.note("watch_arguments", [other])
+                returned.note("watch", [place])
         others.append((False, place, memory, extent))
 
 
@@ -319,19 +260,32 @@ def rebuild_results(
     """
     tensors = list(received)
     slots: list[tuple[Slot, int]] = []
-    plain = notes.may_stay  # the usual case: tensors that share no memory with others
-    for place, strides in () if plain else notes.strides:
+    says = not notes.is_plain  # else the usual case: tensors that share no memory with others
+    for place, strides in notes.strides if says else ():
         tensors[place] = restride(tensors[place], strides)
-    dropped = () if plain else notes.dropped
+    dropped = notes.dropped if says else ()
     for place, need in enumerate(needs):
         if need and place in dropped:
             tensors[place] = _dropped(tensors[place])
         elif need:
-            tensors[place], slot = cut(tensors[place], f"a result of module {module!r}")
+            tensors[place], slot = cut(tensors[place], "a result of module", module)
             slots.append((slot, place))
-    recipes = () if plain else notes.recipes
-    for index, place in () if plain else notes.written:
-        _write_back(frame, given[index], tensors[place], needs[place])
+    carrying = [place for place, need in enumerate(needs) if need]
+    if says:
+        for index, place in notes.written:
+            _write_back(frame, given[index], tensors[place], needs[place])
+        carrying += _follow_recipes(notes, module, tensors, given)
+        _note_memory(frame, notes, module, tensors, given)
+    if len(carrying) > 1 or (says and notes.hooked):
+        _refuse_hooks(frame, module, [tensors[place] for place in carrying], hooked=notes.hooked)
+    return tensors, slots
+
+
+def _follow_recipes(
+    notes: _core.ResultNotes, module: str, tensors: list[torch.Tensor], given: list[torch.Tensor]
+) -> list[int]:
+    """Obtain results from arguments and other results; return the numbers of views that require a gradient."""
+    recipes = notes.recipes
     for place, recipe in recipes:
         tensors[place] = follow(recipe, given, tensors)
         if tensors[place].requires_grad != recipe.requires_grad:
@@ -339,23 +293,31 @@ def rebuild_results(
                 f"module {module!r} returned a view of one of its arguments in a grad mode that cannot be rebuilt on "
                 "the rank of its caller: return a clone()"
             )
-    carrying, hooked = [place for place, need in enumerate(needs) if need], notes.hooked
-    carrying += [place for place, recipe in recipes if recipe.view is not None and recipe.requires_grad]
-    if len(carrying) > 1 or hooked:
+    return [place for place, recipe in recipes if recipe.view is not None and recipe.requires_grad]
+
+
+def _refuse_hooks(frame: Frame, module: str, tensors: list[torch.Tensor], *, hooked: bool) -> None:
+    """Refuse hooks on results that would see a part of the gradient, or run before hooks of the module (``hooked``)."""
+    why = (
+        f"one of several results of module {module!r} would not see the gradient that comes through the others: "
+        "register it inside the module"
+    )
+    if hooked:
         why = (
-            f"one of several results of module {module!r} would not see the gradient that comes through the others: "
-            "register it inside the module"
+            f"a result of module {module!r}, which put hooks on tensors of its own, would run before those: "
+            "register it on a clone()"
         )
-        if hooked:
-            why = (
-                f"a result of module {module!r}, which put hooks on tensors of its own, would run before those: "
-                "register it on a clone()"
-            )
-        for place in carrying:
-            _no_hooks(frame, tensors[place], why)
-            if hooked and (node := tensors[place].grad_fn) is not None:
-                frame.hooked_elsewhere.add(node)
-    shared = [] if plain else [*(tensors[p] for p in notes.watch), *(given[i] for i in notes.watch_arguments)]
+    for tensor in tensors:
+        _no_hooks(frame, tensor, why)
+        if hooked and (node := tensor.grad_fn) is not None:
+            frame.hooked_elsewhere.add(node)
+
+
+def _note_memory(
+    frame: Frame, notes: _core.ResultNotes, module: str, tensors: list[torch.Tensor], given: list[torch.Tensor]
+) -> None:
+    """Forbid writes to memory that is shared or kept on the other rank."""
+    shared = [*(tensors[place] for place in notes.watch), *(given[index] for index in notes.watch_arguments)]
     for tensor in shared:
         frame.watch(tensor, f"module {module!r} returned tensors that share memory; one of them lives on")
     if shared:
@@ -365,7 +327,6 @@ def rebuild_results(
     for tensor in kept:
         why = f"module {module!r} kept a tensor that it was given or returned"
         when_here(tensor, partial(_keep_elsewhere, frame, why))
-    return tensors, slots
 
 
 def _keep_elsewhere(frame: Frame, why: str, tensor: torch.Tensor) -> None:

@@ -19,8 +19,6 @@ from shardwright.frames.remote import is_remote
 
 def hooked_views(frame: Frame, given: Sequence[torch.Tensor], inputs: Sequence[tuple[GradientEdge, int]]) -> list[int]:
     """Return the indices of arguments that are views with hooks, on themselves or on views between them and a base."""
-    if not frame.guarded:
-        return []
     return [index for edge, index in inputs if _is_hooked(frame, given[index], owned_by(edge.node))]
 
 

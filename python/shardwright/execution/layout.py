@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -10,45 +10,28 @@ from shardwright.frames.remote import is_remote
 from shardwright.values.tensors import is_dense
 
 
-@dataclass(frozen=True, slots=True)
-class Layouts:
-    """The layouts of the tensors in a list that are not dense.
-
-    Attributes:
-        strides: Index and strides of each, for :func:`restride`.
-        overlapping: The indices of those in which several elements share a memory location.
-        relaid: The indices of those that arrive in another layout, because their elements overlap in other ways than
-            by expansion.
-    """
-
-    strides: list[tuple[int, list[int]]] = field(default_factory=list)
-    overlapping: list[int] = field(default_factory=list)
-    relaid: list[int] = field(default_factory=list)
-
-
-#: The layouts of a list of dense tensors.
-_DENSE = Layouts()
-
-
-def layouts_of(tensors: list[torch.Tensor]) -> Layouts:
-    """Return the layouts of the tensors that are not dense.
+def layouts_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Return the layouts of the tensors that are not dense, as keyword arguments of ``ArgumentNotes``.
 
     The layout decides whether ``reshape`` or ``contiguous`` returns a copy, and therefore where a later write goes.
+
+    Returns:
+        ``strides``: the index and strides of each such tensor, for :func:`restride`; ``overlapping``: the indices of
+        those in which several elements share a memory location; ``relaid``: the indices of those that arrive in another
+        layout, because their elements overlap in other ways than by expansion. Nothing if all are dense.
     """
-    if all(is_remote(tensor) or is_dense(tensor) for tensor in tensors):  # remote ones are dense, or they would be here
-        return _DENSE
-    layouts = Layouts()
+    layouts: dict[str, Any] = {}
     for index, tensor in enumerate(tensors):
-        if is_remote(tensor) or is_dense(tensor):
+        if is_remote(tensor) or is_dense(tensor):  # remote ones are dense, or they would be here
             continue
         expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         overlapping = _overlaps([part for part in _parts(tensor) if part[0] > 0])
         if expanded or overlapping:
-            layouts.overlapping.append(index)
+            layouts.setdefault("overlapping", []).append(index)
         if overlapping:
-            layouts.relaid.append(index)
+            layouts.setdefault("relaid", []).append(index)
         else:
-            layouts.strides.append((index, list(tensor.stride())))
+            layouts.setdefault("strides", []).append((index, list(tensor.stride())))
     return layouts
 
 

@@ -156,9 +156,8 @@ def settings() -> Settings:
 
 def restore_settings(wanted: Settings) -> None:
     """Restore the process's settings."""
-    now = settings()
-    if now != wanted:
-        for (_, set_), value, other in zip(_SETTINGS, wanted, now, strict=True):
+    if not _GETTERS.give(wanted):
+        for (_, set_), value, other in zip(_SETTINGS, wanted, settings(), strict=True):
             if value != other:
                 set_(value)
 
@@ -170,17 +169,16 @@ def thread_settings() -> Settings:
 
 def set_thread(wanted: Settings) -> None:
     """Set the calling thread's settings."""
-    if wanted != thread_settings():
+    if not _THREAD_GETTERS.give(wanted):
         for (_, _, set_), value in zip(_OF_THREADS, wanted, strict=True):
             set_(value)
 
 
 def difference(before: Settings, thread: Settings) -> list[tuple[_core.TorchSetting, bool | str]]:
     """Return the settings that differ from ``before``, or from ``thread`` for those of threads, without objects."""
-    now, now_of_thread = settings(), thread_settings()
-    if now == before and now_of_thread == thread:
+    if _GETTERS.give(before) and _THREAD_GETTERS.give(thread):
         return []
-    found = [*_different(_SENT, before, now), *_different(_OF_THREADS, thread, now_of_thread)]
+    found = [*_different(_SENT, before, settings()), *_different(_OF_THREADS, thread, thread_settings())]
     return [(setting, _summary(new)) for setting, new in found]
 
 

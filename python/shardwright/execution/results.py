@@ -139,7 +139,7 @@ class Response:
         return task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Tensor:
     """One tensor of a response."""
 

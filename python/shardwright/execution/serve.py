@@ -16,8 +16,8 @@ from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import as_carried
-from shardwright.execution.exchange import Arguments, Left, Returned, describe_results, sharing_of
-from shardwright.execution.executed import Executed, Onward, Sent
+from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
+from shardwright.execution.executed import Executed
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.gradients import pack_gradients, unpack_gradients
 from shardwright.execution.hooked_views import refuse_other_uses
@@ -25,7 +25,7 @@ from shardwright.execution.layout import layouts_of, restride
 from shardwright.execution.placed import placed_model
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import finish
-from shardwright.execution.sparse import received_arguments, take_apart, watched_in
+from shardwright.execution.sparse import received_arguments, watched_in
 from shardwright.execution.state_order import splits_backward
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, Leaves, WeightGradients, cut, edge_of, in_frame, run_backward
@@ -59,32 +59,33 @@ def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> 
         _stop(runtime, request, call, task)
         runtime.server.respond(request, _core.Answer.stopped())
         return
-    notes = call.notes
-    executed = _forward(runtime, name, frame, request, call, notes)
-    left = Left(is_ordered=task.ordered)
+    executed = _forward(runtime, name, frame, request, call)
     if placement.kept is not None:
         placement.kept.check(task, module)
     finish(task)
+    frames = runtime[FrameTable]
     # The tensors have been freed, unless autograd or the module keeps them.
-    for watched in executed.sent.settle(name, frame.elsewhere, left):
-        runtime[FrameTable].watch(request.microbatch, watched)
-    if notes.private:
-        left.kept_arguments = []  # no other rank has them
-    runtime[FrameTable].settle(request.microbatch)
-    left.is_open = bool(frame.answers or frame.calls or frame.inputs_live())
-    if left.is_open:
-        runtime[FrameTable].keep((request.requester, request.id), frame)
+    for watched in executed.settle(name, frame.elsewhere):
+        frames.watch(request.microbatch, watched)
+    notes = executed.notes
+    if call.notes.private:
+        notes.pop("kept_arguments", None)  # no other rank has them
+    frames.settle(request.microbatch)
+    is_open = bool(frame.answers or frame.calls or frame.inputs_live())
+    if is_open:
+        frames.keep((request.requester, request.id), frame)
     else:
         runtime.server.ends_with_forward(task.worker)
-    left.is_hooked = frame.hooked
+    left: dict[str, Any] = {"open": is_open, "hooked": frame.hooked, "ordered": task.ordered}
     if executed.onward is None:
         _stop(runtime, request, call, task)
-        answer = _core.Answer.result(executed.spec, executed.parts, executed.returned.noted(left))
+        answer = _core.Answer.result(executed.spec, executed.parts, _core.ResultNotes(**notes, **left))
     else:
-        following = call.next(executed.onward.noted(left.kept_results))
+        spec, said = executed.onward
+        following = call.next(_core.ArgumentNotes(**said, private=True, kept=notes.get("kept_results", [])))
         assert following is not None, "results go on in chains"
-        _pass_on(runtime, request, task, following, executed.onward.spec, executed.parts)
-        answer = _core.Answer.passed_on(left.noted())
+        _pass_on(runtime, request, task, following, spec, executed.parts)
+        answer = _core.Answer.passed_on(_core.ResultNotes(kept_arguments=notes.get("kept_arguments", []), **left))
     runtime.server.respond(request, answer)
 
 
@@ -107,21 +108,15 @@ def _pass_on(
     runtime.server.send_forward_for(task.worker, request, *following, spec, parts)
 
 
-def _forward(
-    runtime: Runtime,
-    name: str,
-    frame: Frame,
-    request: _core.Request,
-    call: _core.ForwardCall,
-    notes: _core.ArgumentNotes,
-) -> Executed:
+def _forward(runtime: Runtime, name: str, frame: Frame, request: _core.Request, call: _core.ForwardCall) -> Executed:
+    notes, context = call.notes, call.context
     given = _cut_arguments(frame, request.parts, name, notes.strides)
     whole, watched = received_arguments(frame, name, given, notes.composites)
     args, kwargs = build(runtime, request.requester, request.spec, whole)
-    arguments = Arguments(name, given, (args, *kwargs.values()), notes)
+    containers = (args, *kwargs.values()) if request.spec.holds_containers else ()
+    arguments = Arguments(name, given, containers, notes)
     frame.place = call.seed
     process.seed(frame.place)
-    context = call.context
     with as_carried(context):
         with in_frame(frame), collector.executing(context.collector) as additions:
             result = _execute(frame.executed, call.range, context, args, kwargs)
@@ -133,34 +128,23 @@ def _forward(
         results = bring_all(results)
         for one in watched:
             one.check(request.microbatch)
-        returned_whole = results
-        results, composites = take_apart(returned_whole, f"the result of module {name!r}", whole)
-        if composites:
-            watched += watched_in(returned_whole, f"module {name!r} returned a sparse or nested tensor to another rank")
+        returned = describe_results(frame, results, arguments, whole)
+        if "composites" in returned.notes:
+            watched += watched_in(results, f"module {name!r} returned a sparse or nested tensor to another rank")
         for one in watched:
             runtime[FrameTable].watch(request.microbatch, one)
-        returned = describe_results(frame, results, arguments)
-        returned.composites = composites
-        if added is not None:
-            returned.collected = collected
         onward = None
-        if call.is_followed and added is None and not composites and returned.is_plain(len(results)):
+        is_plain = returned.notes.keys() <= {"strides"} and len(returned.tensors) == len(results)
+        if call.is_followed and added is None and is_plain:
             argument_spec, _ = _core.flatten(((result,), {}), registry)
-            onward = Onward(argument_spec, sharing_of(results), layouts_of(results))
-    for place, tensor in enumerate(returned.tensors):
-        if returned.needs[place]:
-            frame.answers = True
-            edge = edge_of(tensor)
-            if edge is not None:
-                frame.results.append((edge, place))
-                frame.hooked |= tensor.grad_fn in frame.hooked_elsewhere
-            else:
-                returned.dropped.append(place)
+            onward = argument_spec, {"shared": sharing_of(results), **layouts_of(results)}
+        if added is not None:
+            returned.notes["collected"] = collected
+    _add_edges(frame, returned)
     if hooked_views := notes.hooked_views:
-        refuse_other_uses(name, frame, hooked_views, [index for index, _ in returned.written])
-    parts, sent = _pack(returned), Sent.of(given, returned)
-    returned.tensors = []
-    return Executed(spec, parts, returned, sent, onward)
+        written = [index for index, _ in returned.notes.get("written", ())]
+        refuse_other_uses(name, frame, hooked_views, written)
+    return _packed(spec, given, returned, onward)
 
 
 def _cut_arguments(
@@ -171,15 +155,38 @@ def _cut_arguments(
         given[index] = restride(given[index], layout)
     for index, need in enumerate(parts.needs()):
         if need:
-            given[index], slot = cut(given[index], f"an argument of module {name!r}")
+            given[index], slot = cut(given[index], "an argument of module", name)
             frame.inputs.append((slot, index))
         frame.arguments.append(weakref.ref(given[index]))
     return given
 
 
-def _pack(returned: Returned) -> _core.TensorParts:
-    sent = [t.new_empty(0) if i in returned.recipes else t for i, t in enumerate(returned.tensors)]
-    return pack(sent, returned.needs)
+def _add_edges(frame: Frame, returned: Returned) -> None:
+    """Record where the gradients of the results enter the frame's graph."""
+    for place, tensor in enumerate(returned.tensors):
+        if not returned.needs[place]:
+            continue
+        frame.answers = True
+        edge = edge_of(tensor)
+        if edge is None:
+            returned.note("dropped", [place])
+            continue
+        frame.results.append((edge, place))
+        if frame.hooked_elsewhere:
+            frame.hooked |= tensor.grad_fn in frame.hooked_elsewhere
+
+
+def _packed(
+    spec: _core.Spec,
+    given: list[torch.Tensor],
+    returned: Returned,
+    onward: tuple[_core.Spec, dict[str, Any]] | None,
+) -> Executed:
+    tensors, recipes = returned.tensors, returned.recipes
+    parts = pack([t.new_empty(0) if i in recipes else t for i, t in enumerate(tensors)], returned.needs)
+    sent = [place for place in range(len(tensors)) if place not in recipes]
+    aliases = _core.detached([*given, *[tensors[place] for place in sent]])
+    return Executed(spec, parts, returned.notes, aliases, sent, onward)
 
 
 def _executed(module: nn.Module, children: tuple[int, int] | None) -> list[nn.Module]:

@@ -61,6 +61,25 @@ class StatefulModules:
         #: The modules that run at most one microbatch at a time.
         self.gated: set[nn.Module] = set()
         here = {path for path in modules if runtime.place.pp_rank in _ranks_of(decision, path)}
+        listed = self._gate(modules, decision, here)
+        self._find_attributes(modules, decision, here)
+        self._kept_in = {m: [place for n in numbers for place in self._places_of[n]] for m, numbers in listed.items()}
+        self._remote_holders = RemoteHolders(
+            {path: module for path, module in modules.items() if path not in here},
+            {path: runtime.place.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
+            {name: runtime.place.pp_ranks[min(ranks)] for name, ranks in decision.reads.items()},
+        )
+        self._snapshot: Snapshot | None = None
+        #: By batch normalization, whether its statistics were changed, and needed by a backward, in this step.
+        self._statistics: dict[nn.Module, set[str]] = {}
+        #: By state, the microbatch that entered last.
+        self._newest: dict[int, int] = {}
+        if self._states:
+            engine_watchers.add(self)
+
+    def _gate(self, modules: Mapping[str, nn.Module], decision: Decided, here: set[str]) -> dict[nn.Module, list[int]]:
+        """Intercept calls of the local modules with state; return the numbers of the states of each."""
+        runtime, model_id = self._runtime, self._model_id
         numbers: dict[nn.Module, list[int]] = {}
         uncounted: set[int] = set()
         for number, state in enumerate(decision.kept):
@@ -83,6 +102,10 @@ class StatefulModules:
         for module, listed in numbers.items():
             self.gated.add(module)
             _intercept(self, module, listed)
+        return numbers
+
+    def _find_attributes(self, modules: Mapping[str, nn.Module], decision: Decided, here: set[str]) -> None:
+        """Find the attributes of local modules that hold state, and watch the others."""
         known = [name for state in decision.kept for name in state.names]
         self._attributes = [found for name in known if (found := attribute_of(name, modules)) and found[0] in here]
         nameless = {path for state in decision.kept if not state.names for path in state.users if path in here}
@@ -100,21 +123,8 @@ class StatefulModules:
         }
         #: Attributes that may hold an earlier microbatch's graph, because each forward sets them before reading them.
         self._set_first = {held[name] for name in decision.temporaries if name in held}
-        self._kept_in = {m: [place for n in listed for place in self._places_of[n]] for m, listed in numbers.items()}
         self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
-        self._remote_holders = RemoteHolders(
-            {path: module for path, module in modules.items() if path not in here},
-            {path: runtime.place.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
-            {name: runtime.place.pp_ranks[min(ranks)] for name, ranks in decision.reads.items()},
-        )
-        self._snapshot: Snapshot | None = None
-        #: By batch normalization, whether its statistics were changed, and needed by a backward, in this step.
-        self._statistics: dict[nn.Module, set[str]] = {}
-        #: By state, the microbatch that entered last.
-        self._newest: dict[int, int] = {}
-        if self._states:
-            engine_watchers.add(self)
 
     def expect_counts(self, counts: Mapping[tuple[int, int], int | None] | None) -> None:
         """Set the expected number of calls per microbatch; with None, wait until the forwards of each are over."""

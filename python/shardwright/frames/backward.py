@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-from shardwright.frames.cut import SlotEnd, slot_of
+from shardwright.frames.cut import slot_of
 from shardwright.frames.engine import accumulate, capture
 from shardwright.frames.frame import Call, Frame
 from shardwright.frames.levels import Levels, Vertex
@@ -64,8 +64,7 @@ def run_backward(
     if defer is None and (call := _only_call(frame, roots)) is not None:
         _run_only_call(frame, call, roots, remote)
         return
-    remote_root = any(isinstance(edge.node, SlotEnd) for edge, _ in roots)
-    if frame.calls or frame.hooks or frame.kept_gradients or defer is not None or remote_root:
+    if frame.calls or frame.hooks or frame.kept_gradients or defer is not None:
         _LevelBackward(frame, roots, remote, close, defer).run()
         return
     # Two roots may have the same edge; their gradients are summed, as the engine does for edges given separately.
@@ -284,16 +283,7 @@ class _LevelBackward:
 
     def finish(self, ends: list[tuple[Node, torch.Tensor | None]]) -> None:
         """Pass gradients to the slots, and to the nodes that accumulate them in leaves."""
-        leaves: dict[tuple[Node, int], torch.Tensor] = {}
-        for node, gradient in ends:
-            if gradient is None:
-                continue
-            slot = slot_of(node)
-            if slot is not None:
-                slot.add(gradient)
-            else:
-                leaves[node, 0] = gradient
-        accumulate(leaves, False)
+        accumulate({(node, 0): gradient for node, gradient in ends if gradient is not None}, False)
 
     def run_node_by_node(
         self, nodes: list[Node], inside: set[Node], entering: dict[tuple[Node, int], torch.Tensor]

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from shardwright import _core
 from shardwright.errors import FrameError
-from shardwright.frames.grad_mode import GradMode
-from shardwright.frames.remote import Arrival, RemoteTensor, made_by
+from shardwright.frames.remote import Arrival, RemoteTensor, made_by, quiet
 
 #: The number of the library's engine calls that are running, over all threads: on a GPU, cuts run on the device's
 #: autograd thread, so this cannot be thread-local.
@@ -68,22 +68,25 @@ class EngineCall:
 class Slot:
     """The accumulated gradient of one cut tensor. The cut's node refers to it; it refers to the node only weakly."""
 
-    __slots__ = ("_node", "closed", "gradient", "what")
+    __slots__ = ("_what", "closed", "gradient", "node")
 
-    def __init__(self, what: str) -> None:
-        """Create an empty slot; ``what`` names the tensor in error messages."""
-        self.what = what
+    def __init__(self, *what: str) -> None:
+        """Create an empty slot; ``what`` names the tensor in error messages: a kind, and possibly the module's name."""
+        self._what = what
         self.gradient: torch.Tensor | None = None
         self.closed = False
-        self._node: weakref.ref[Any] | None = None
+        #: The node of the cut.
+        self.node: weakref.ref[Any] | None = None
 
-    def belongs_to(self, node: object) -> None:
-        """Store a weak reference to the node of the cut."""
-        self._node = weakref.ref(node)
+    @property
+    def what(self) -> str:
+        """The tensor's name, for error messages."""
+        kind, *names = self._what
+        return " ".join([kind, *map(repr, names)])
 
     def reached(self) -> bool:
         """Whether a graph still contains the cut."""
-        return self._node is not None and self._node() is not None
+        return self.node is not None and self.node() is not None
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add a gradient; raise :class:`FrameError` if the gradient was already taken."""
@@ -123,7 +126,7 @@ class _Cut(torch.autograd.Function):
     def forward(ctx: Any, _anchor: torch.Tensor, box: list[torch.Tensor], slot: Slot) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         ctx.slot = slot
-        slot.belongs_to(ctx)
+        slot.node = weakref.ref(ctx)
         return box.pop()
 
     @staticmethod
@@ -176,23 +179,26 @@ def _anchor(device: torch.device) -> torch.Tensor:
     return anchor
 
 
-def cut(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Slot]:
+def cut(tensor: torch.Tensor, *what: str) -> tuple[torch.Tensor, Slot]:
     """Make a tensor without autograd history the head of a new graph.
 
     Args:
         tensor: A tensor that nothing else refers to, without a graph; it becomes the result.
-        what: Names the tensor in error messages.
+        what: Names the tensor in error messages: a kind, and possibly the module's name.
 
     Returns:
         The tensor, now a non-leaf that requires a gradient and supports in-place operations, and the slot that
         accumulates its gradient.
     """
-    slot = Slot(what)
-    with GradMode(True):  # regardless of the caller's mode, which is sent with the request
-        result = _cut(_anchor(tensor.device), [tensor], slot)
-    if isinstance(result, RemoteTensor):
-        result.end = SlotEnd(slot)
-    return result, slot
+    slot = Slot(*what)
+    if type(tensor) is RemoteTensor:
+        with quiet():
+            anchor = _anchor(tensor.device)
+        tensor.end = SlotEnd(slot)
+    else:
+        anchor = _anchor(tensor.device)
+    with _core.GradMode(True):  # regardless of the caller's mode, which is sent with the request
+        return _cut(anchor, [tensor], slot), slot
 
 
 def owning_edge(tensor: torch.Tensor) -> GradientEdge:
@@ -209,7 +215,7 @@ def owning_edge(tensor: torch.Tensor) -> GradientEdge:
         return get_gradient_edge(tensor)
     if not isinstance(node, torch._C._FunctionBase):
         return GradientEdge(node, tensor.output_nr, *_NO_OWNER)
-    with GradMode(True):
+    with _core.GradMode(True):
         before = tensor.view_as(tensor)
     if _EDGES_OWN:
         return GradientEdge(node, tensor.output_nr, before.grad_fn)

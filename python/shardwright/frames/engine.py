@@ -7,14 +7,19 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
-from shardwright.frames.cut import EngineCall
+from shardwright.frames.cut import EngineCall, slot_of
 
 # torch.autograd.backward and grad are not used, because they read metadata that nodes of Python functions do not have.
 # The engine checks the gradients itself.
 
 
 def accumulate(entering: Mapping[tuple[Node, int], torch.Tensor], retain_graph: bool) -> None:
-    """Run the whole graph behind the entering edges, and accumulate gradients in leaves."""
+    """Run the whole graph behind the entering edges, and accumulate gradients in leaves, and in the slots of cuts."""
+    cuts = {edge: slot for edge in entering if (slot := slot_of(edge[0])) is not None}
+    if cuts:  # nothing is behind them, and their nodes need not exist any more for the engine
+        for edge, slot in cuts.items():
+            slot.add(entering[edge])
+        entering = {edge: gradient for edge, gradient in entering.items() if edge not in cuts}
     if entering:
         with EngineCall():
             _engine_run_backward(

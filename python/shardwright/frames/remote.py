@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -9,11 +10,12 @@ import torch
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from shardwright import _core
 from shardwright.errors import FrameError
 from shardwright.frames.compiler import register_with_compiler, uncompiled, untraced
-from shardwright.frames.grad_mode import GradMode
 
-_quiet: Any = torch._C.DisableTorchFunctionSubclass
+#: Disables ``__torch_function__`` of subclasses in a block.
+quiet: Any = torch._C.DisableTorchFunctionSubclass
 
 
 class Source(Protocol):
@@ -76,7 +78,7 @@ class RemoteTensor(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Fetch the values of all remote tensors among the arguments, unless the function needs none."""
         if func in _DESCRIBING and args[0].here is None:
-            with _quiet():
+            with quiet():
                 return func(*args, **(kwargs or {}))
         return _call_with_values(func, args, kwargs)
 
@@ -116,12 +118,15 @@ def made_by(node: Node) -> Node:
     return made
 
 
+_device = functools.cache(torch.device)
+
+
 def remote_tensor(shape: list[int], strides: list[int], dtype: torch.dtype, device: str, source: Source) -> Any:
     """Create a remote tensor from a description, without a graph."""
     register_with_compiler()
-    with GradMode(False):
+    with _core.GradMode(False):
         tensor: Any = torch.Tensor._make_wrapper_subclass(
-            RemoteTensor, shape, strides=strides, dtype=dtype, device=torch.device(device)
+            RemoteTensor, shape, strides=strides, dtype=dtype, device=_device(device)
         )
     tensor.source, tensor.here, tensor.end, tensor.actions = source, None, None, []
     return tensor
@@ -181,7 +186,7 @@ def _bring(tensor: RemoteTensor) -> None:
     if type(tensor) is not RemoteTensor or tensor.here is not None:
         return  # it occurs several times, or its values have been fetched
     source, actions = tensor.source, tensor.actions
-    with _quiet():
+    with quiet():
         values = _values_of(tensor)
         try:
             torch._C._swap_tensor_impl(tensor, values)
@@ -240,7 +245,7 @@ class _OutsideModes:
 
 def _take_values(tensor: RemoteTensor) -> torch.Tensor:
     values = tensor.source.take()
-    with _quiet():
+    with quiet():
         before = tensor.grad_fn
         if before is not None:
             with torch.enable_grad():

@@ -68,6 +68,11 @@ class RemoteMemory:
         self._kept.add(memory.id)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is recorded."""
+        return not self._references
+
+    @property
     def keeps_any(self) -> bool:
         """Whether any memory is kept on another rank."""
         return bool(self._kept)

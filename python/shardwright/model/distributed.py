@@ -190,7 +190,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
                 "with pipeline_parallel_degree > 1 the model can be called only inside a function decorated with "
                 "smp.step; on the other ranks its modules are run on request"
             )
-        refuse_transforms("the model was called")
+        refuse_transforms("the model")
         if not self.placement.partitioned:
             self.placement.partition(call)
         else:

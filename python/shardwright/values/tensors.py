@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -13,18 +13,9 @@ from shardwright import _core
 from shardwright.errors import UnsupportedValueError
 from shardwright.frames.remote import bring_all
 
-#: The dtypes with elements of whole bytes that this version of torch has; the extension has the same list.
-_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in (
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
-        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    )
-    if hasattr(torch, name)
-}
+#: The dtypes with elements of whole bytes that this version of torch has.
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _core.DTYPES if hasattr(torch, name)}
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
-_from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack  # without checks for other objects than capsules
 _NOT_ELSEWHERE: Mapping[int, Any] = MappingProxyType({})
 
 
@@ -56,6 +47,8 @@ def pack(
     Raises:
         UnsupportedValueError: A tensor is sparse, quantized, nested, on the meta device, or of a special subclass.
     """
+    if not origins and (plain := _core.TensorParts.of_plain(tensors, requires_grad)) is not None:
+        return plain
     parts = _core.TensorParts()
     here = [tensor for index, tensor in enumerate(tensors) if index not in origins] if origins else tensors
     # Check all tensors before the first copy.
@@ -155,14 +148,13 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def unpack(parts: _core.TensorParts) -> list[torch.Tensor]:
     """Return the tensors of a received message body; each owns its memory alone, and none requires a gradient."""
-    return [unpack_one(parts, index) for index in range(len(parts))]
+    return [unpack_one(parts, index) for index in range(len(parts))] if _has_device() else parts.take_tensors()
 
 
 def unpack_one(parts: _core.TensorParts, index: int) -> torch.Tensor:
     """Return one tensor of a received message body; each can be taken once."""
-    if _has_device() and parts.is_of_device(index):
-        return _on_device(parts, index)
-    return _wrapped(parts, index)
+    on_device = _has_device() and parts.is_of_device(index)
+    return _on_device(parts, index) if on_device else parts.take_tensor(index)
 
 
 @functools.cache
@@ -177,17 +169,4 @@ def _on_device(parts: _core.TensorParts, index: int) -> torch.Tensor:
     stream = torch.cuda.current_stream(tensor.device)
     if parts.take_into_device(index, tensor.data_ptr(), ordinal=tensor.device.index, stream=stream.cuda_stream):
         return tensor
-    return tensor.copy_(_wrapped(parts, index).pin_memory(), non_blocking=True)
-
-
-def _wrapped(parts: _core.TensorParts, index: int) -> torch.Tensor:
-    """Wrap received bytes in host memory in a tensor."""
-    capsule, other_dtype = parts.take_tensor(index)
-    if capsule is not None and other_dtype is None:
-        return _from_dlpack(capsule)
-    dtype, shape, strides, _, _ = parts.meta(index)
-    if capsule is None:
-        return torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
-    # Not a view of the bytes: views of a received tensor must have that tensor as their base.
-    bytes_ = _from_dlpack(capsule).untyped_storage()
-    return torch.empty(0, dtype=_DTYPES[dtype], device="cpu").set_(bytes_, 0, shape, strides)
+    return tensor.copy_(parts.take_tensor(index).pin_memory(), non_blocking=True)
