@@ -16,6 +16,7 @@ mod faults;
 mod interruptible;
 mod launch;
 mod log;
+mod loss_scale;
 mod modules;
 mod node;
 mod notes;
@@ -57,6 +58,8 @@ mod _core {
     use crate::launch::LaunchInfo;
     #[pymodule_export]
     use crate::log::take_log;
+    #[pymodule_export]
+    use crate::loss_scale::DynamicLossScale;
     #[pymodule_export]
     use crate::modules::{owned_tensors, parameters_in_use};
     #[pymodule_export]
