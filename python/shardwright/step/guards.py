@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.errors import FrameError, NotOwnedError
+from shardwright.errors import ConfigError, FrameError, NotOwnedError
 from shardwright.execution.children import CONTAINER_METHODS, notifying
 from shardwright.execution.locations import module_locations
 from shardwright.frames import Leaves, current_frame
-from shardwright.job.runtime import find_runtime
+from shardwright.half_precision import LossScaling
+from shardwright.job.runtime import Runtime, find_runtime
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.model.updates import Updates
 from shardwright.optimizer import DistributedOptimizer
+from shardwright.optimizer.clip import refuse_scaled
 from shardwright.patches import original_of
 
 
@@ -149,6 +151,8 @@ def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     runtime = find_runtime()
     if runtime is None:
         return
+    if runtime[LossScaling].scaler is not None and not isinstance(optimizer, DistributedOptimizer):
+        _refuse_scaled(optimizer, runtime)
     if _holds_known(parameters_of(optimizer)):
         refuse_in_step(f"{type(optimizer).__name__}.step", "step optimizers")
         if len(runtime.place.dp_ranks) > 1:
@@ -160,6 +164,17 @@ def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         runtime[Updates].begins(optimizer)
 
 
+def _refuse_scaled(optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
+    """Raise if an optimizer would apply the gradients of scaled losses as they are."""
+    own = {id(parameter) for placement in runtime[Models].placements for parameter in placement.owned_parameters()}
+    if any(id(parameter) in own for parameter in parameters_of(optimizer)):
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step of an optimizer that smp.DistributedOptimizer does not wrap, in a job "
+            "with fp16: it would apply gradients that are multiplied by the loss scale. Wrap it, optimizer = "
+            "smp.DistributedOptimizer(optimizer)"
+        )
+
+
 def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Record that an optimizer's step has ended on this rank."""
     runtime = find_runtime()
@@ -168,10 +183,19 @@ def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace ``torch.nn.utils.get_total_norm``, and raise an error if it would be the norm of one rank's part."""
+    """Replace ``torch.nn.utils.get_total_norm``; raise if it is the norm of one rank's part or of scaled gradients."""
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    _refuse_norm_of_scaled(gradients)
     _refuse_part_of_norm(gradients)
     return original_of(total_norm)(gradients, *args, **kwargs)
+
+
+def _refuse_norm_of_scaled(gradients: list[torch.Tensor]) -> None:
+    runtime = find_runtime()
+    given = {id(gradient) for gradient in gradients}
+    for placement in () if runtime is None else runtime[Models].placements:
+        if any(id(one.grad) in given for one in placement.owned_parameters() if one.grad is not None):
+            refuse_scaled("torch.nn.utils.clip_grad_norm_ (or get_total_norm)")
 
 
 def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
