@@ -12,9 +12,11 @@ from torch.optim import Optimizer
 from shardwright.errors import ConfigError
 from shardwright.half_precision import model_parameter
 from shardwright.job.ranks import MP_GROUP, TP_GROUP
-from shardwright.job.runtime import find_runtime
+from shardwright.job.runtime import Runtime, find_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
+from shardwright.model.sentinel import is_sentinel
+from shardwright.optimizer import DistributedOptimizer
 from shardwright.optimizer.clip import counted_here
 
 
@@ -119,13 +121,22 @@ class LayerwiseOptimizer(Optimizer):
     def _divided(self) -> dict[int, int] | None:
         """Return a number for each parameter that is sliced over tensor-parallel ranks; None without any rank else."""
         runtime = find_runtime()
-        if runtime is None or len(runtime.place.tp_ranks) == 1:
+        if runtime is None or len(runtime.place.tp_ranks) == 1 or not self._trains_model(runtime):
             return None
         sharded = [placement.sharded for placement in runtime[Models].placements if placement.is_sharded]
         sliced = {key for one in sharded for key, sharding in one.by_id().items() if sharding.dim is not None}
         all_of_them = (parameter for group in self.param_groups for parameter in group["params"])
         found = [id(parameter) for parameter in all_of_them if id(model_parameter(parameter)) in sliced]
         return {key: number for number, key in enumerate(found)}
+
+    def _trains_model(self, runtime: Runtime) -> bool:
+        """Return whether it trains a ``smp.DistributedModel``; the result is the same on all ranks of MP_GROUP."""
+        models = runtime[Models].alive
+        if isinstance(self, DistributedOptimizer) and any(self.trains(model) for model in models):
+            return True
+        own = {id(parameter) for model in models for parameter in model.parameters()}
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        return any(is_sentinel(parameter) or id(model_parameter(parameter)) in own for parameter in parameters)
 
     def _global_norm(self) -> float:
         """Return the norm of all gradients of the model."""
@@ -134,6 +145,9 @@ class LayerwiseOptimizer(Optimizer):
         counted = counted_here(list(map(model_parameter, parameters)), 2.0, type(self).__name__)
         gradients = [gradient for one in counted if (gradient := of_model[id(one)].grad) is not None]
         squares = float(sum((norm.double().square().cpu() for norm in _norms_here(gradients)), torch.zeros(())))
+        runtime = find_runtime()
+        if runtime is None or not self._trains_model(runtime):
+            return math.sqrt(squares)
         every: list[float] = gather_over(MP_GROUP, squares, f"{type(self).__name__}.step")
         return math.sqrt(sum(every))
 
