@@ -114,7 +114,7 @@ def is_the_recipe(steps: int = 12, optimizer: str = "adamw", max_norm: float | N
 
 
 @case
-def learns_as_in_float32(steps: int = 200, bound: float = 0.05, marked: bool = False) -> Any:
+def learns_as_in_float32(steps: int = 200, bound: float = 0.003, marked: bool = False) -> Any:
     """The loss curve beside that of a float32 model in plain PyTorch: the mean difference, and the last losses."""
     reference = made()
     torch_optimizer = _OPTIMIZERS["adamw"](reference.parameters())

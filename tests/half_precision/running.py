@@ -18,11 +18,14 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def run(case: str, layout: str, kind: str, config: dict[str, Any] | None = None, **parameters: Any) -> list[Any]:
-    """Run a case on every rank of a layout in ``fp16`` or ``bf16``; returns what each rank saw."""
+def run(
+    case: str, layout: str, kind: str | None, config: dict[str, Any] | None = None, /, **parameters: Any
+) -> list[Any]:
+    """Run a case on every rank of a layout in ``fp16`` or ``bf16``, or neither; returns what each rank saw."""
     ranks, keys = LAYOUTS[layout]
     # Gradients that are sent during backward are divided after their sum, which may overflow earlier.
     order = {"deterministic_server": True, "overlapping_allreduce": False}
-    given = {kind: True, "microbatches": 2, **order, **keys, **(config or {})}
+    dtype = {} if kind is None else {kind: True}
+    given = {**dtype, "microbatches": 2, **order, **keys, **(config or {})}
     command = ("-m", "tests.half_precision.rank", case, json.dumps(given), json.dumps(parameters))
     return [json.loads(output.splitlines()[-1]) for output in outputs_of_ranks(*command, ranks=ranks)]

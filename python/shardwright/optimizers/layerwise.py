@@ -141,15 +141,19 @@ class LayerwiseOptimizer(Optimizer):
     def _global_norm(self) -> float:
         """Return the norm of all gradients of the model."""
         parameters = [parameter for _, of_kind, _ in self._trained() for parameter in of_kind]
-        of_model = {id(model_parameter(parameter)): parameter for parameter in parameters}
-        counted = counted_here(list(map(model_parameter, parameters)), 2.0, type(self).__name__)
-        gradients = [gradient for one in counted if (gradient := of_model[id(one)].grad) is not None]
-        squares = float(sum((norm.double().square().cpu() for norm in _norms_here(gradients)), torch.zeros(())))
         runtime = find_runtime()
         if runtime is None or not self._trains_model(runtime):
-            return math.sqrt(squares)
-        every: list[float] = gather_over(MP_GROUP, squares, f"{type(self).__name__}.step")
-        return math.sqrt(sum(every))
+            return math.sqrt(_sum_of_squares(parameters))
+        operation = f"{type(self).__name__}.step"
+        here = {id(one) for one in counted_here(list(map(model_parameter, parameters)), 2.0, operation)}
+        counted = [parameter for parameter in parameters if id(model_parameter(parameter)) in here]
+        every: list[float] = gather_over(MP_GROUP, _sum_of_squares(counted), operation)
+        return math.sqrt(math.fsum(every))
+
+
+def _sum_of_squares(parameters: list[torch.Tensor]) -> float:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return math.fsum(float(norm) ** 2 for norm in _norms_here(gradients))
 
 
 def _norms_here(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
