@@ -60,6 +60,7 @@ _ONE_LEVEL = "torch has one level for all microbatches: nothing may be waited fo
 _SETTINGS_READ = "precisions are read again only once one is set, as each call would be slower by reading them"
 _PART_OF_NORM = "each rank would clip by the norm of its own part"
 _SCALED_NORM = "it would be the norm of gradients that are multiplied by the loss scale"
+_SCALED_VALUES = "it would clip gradients that are multiplied by the loss scale"
 _READERS = "the audit has to know who reads and changes what modules keep"
 
 TABLE: tuple[Guard, ...] = (
@@ -126,6 +127,8 @@ TABLE: tuple[Guard, ...] = (
     # Losses that are scaled.
     Guard(clip_grad, "_get_total_norm", steps.total_norm, When.FLOAT16, _SCALED_NORM, _HALF_PRECISION),
     Guard(nn.utils, "get_total_norm", steps.total_norm, When.FLOAT16, _SCALED_NORM, _HALF_PRECISION),
+    Guard(clip_grad, "clip_grad_value_", steps.clip_values, When.FLOAT16, _SCALED_VALUES, _HALF_PRECISION),
+    Guard(nn.utils, "clip_grad_value_", steps.clip_values, When.FLOAT16, _SCALED_VALUES, _HALF_PRECISION),
     # Pipelines: gradients in the code of frames.
     Guard(
         torch.Tensor,
@@ -370,7 +373,7 @@ TABLE: tuple[Guard, ...] = (
 
 
 @contextmanager
-def installed(*, num_ranks: int, pipelined: bool, divided: bool, scaled: bool) -> Iterator[None]:
+def installed(*, num_ranks: int, pipelined: bool, divided: bool, scaled: bool = False) -> Iterator[None]:
     """Install the replacements that a rank needs, inside the block.
 
     Args:

@@ -36,6 +36,10 @@ def is_float16() -> bool:
     return bool(smp.state.cfg.fp16)
 
 
+def static_scale() -> float:
+    return 64.0 if is_float16() else 1.0
+
+
 def dtype() -> torch.dtype:
     return torch.float16 if is_float16() else torch.bfloat16
 

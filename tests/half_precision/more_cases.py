@@ -6,12 +6,11 @@ import copy
 import math
 from typing import Any
 
-import pytest
 import shardwright as smp
 import torch
 from torch import nn
 
-from tests.half_precision.cases import case, divided, dtype, is_float16, masters_of, optimizer_of
+from tests.half_precision.cases import case, divided, dtype, is_float16, optimizer_of, static_scale
 from tests.half_precision.model import Language, batch, loss_of, made, train
 
 
@@ -145,7 +144,11 @@ def a_grad_scaler_agrees_over_ranks(bad: int, marked: bool = False) -> Any:
         theirs.update()
         same = all(torch.equal(a, b) for a, b in zip(before, model.local_parameters(), strict=True))
         assert same == (number == 2), number
-        assert ours.get_scale() == theirs.get_scale(), (number, ours.get_scale(), theirs.get_scale())
+        assert ours.get_scale() == theirs.get_scale(), (
+            number,
+            ours.get_scale(),
+            theirs.get_scale(),
+        )
     expected = plain.state_dict()
     worst = max(float((value - expected[name]).abs().max()) for name, value in model.state_dict().items())
     assert worst < (0.02 if marked else 1e-3), worst
@@ -153,102 +156,10 @@ def a_grad_scaler_agrees_over_ranks(bad: int, marked: bool = False) -> Any:
 
 
 @case
-def a_step_that_fails_leaves_everything() -> Any:
-    """Steps that are undone between others: the same weights, masters and scale as without them."""
-    results = []
-    for fails in (False, True):
-        model = divided(made())
-        optimizer = optimizer_of(model)
-
-        @smp.step
-        def failing(model: Any, ids: torch.Tensor) -> None:
-            model.backward(loss_of(model(ids[:, :-1]), ids))
-            raise ValueError("a bad batch")
-
-        for number in range(10):
-            optimizer.zero_grad()
-            train(model, batch(number, smp.dp_rank()))
-            if fails:
-                with pytest.raises((ValueError, smp.RemoteError), match="a bad batch"):
-                    failing(model, batch(99, smp.dp_rank()))
-            optimizer.step()
-        masters = {number: one.clone() for number, one in masters_of(optimizer).items()}
-        results.append((optimizer.loss_scale, masters))
-        del model
-    (scale, masters), (other_scale, other_masters) = results
-    assert scale == other_scale, (scale, other_scale)
-    assert all(torch.equal(master, other_masters[number]) for number, master in masters.items())
-    return scale
-
-
-@case
-def odd_parameters(zeros: bool) -> Any:
-    """Frozen ones, ones without gradient, sparse gradients, groups, a schedule; shared ones; a rank without any."""
-
-    sparse = not is_float16()  # on the CPU torch does not add sparse tensors in float16
-
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(50, 8, sparse=sparse)
-            self.first, self.frozen, self.unused = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-            self.again = nn.Linear(8, 8)
-            self.again.weight = self.first.weight
-            self.plain = nn.GELU()
-            self.frozen.requires_grad_(False)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.again(self.plain(self.frozen(self.first(self.table(ids).mean(1)))))
-
-    torch.manual_seed(0)
-    module = Odd()
-    if smp.pp_size() > 1:  # the last rank has no parameters
-        smp.set_partition(module, 0)
-        smp.set_partition(module.plain, 1)
-    model = smp.DistributedModel(module)
-    parameters = [parameter for name, parameter in model.named_parameters() if name != "table.weight"]
-    groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.05}]
-    dense = smp.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1, momentum=0.5), static_loss_scale=scale())
-    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
-    table = kind([dict(model.named_parameters())["table.weight"]], lr=0.01)
-    of_table = smp.DistributedOptimizer(table, static_loss_scale=scale())
-    schedule = torch.optim.lr_scheduler.StepLR(dense.optimizer, 2, 0.5)
-
-    @smp.step
-    def step(model: Any, ids: torch.Tensor) -> None:
-        model.backward(model(ids).square().mean())
-
-    before: dict[str, torch.Tensor] = {}
-    for number in range(5):
-        for optimizer in (dense, of_table):
-            optimizer.zero_grad(set_to_none=not zeros or optimizer is of_table)
-        step(model, batch(number, smp.dp_rank(), 8) % 50)
-        if not before:
-            before = {name: one.detach().clone() for name, one in model.local_named_parameters()}
-        for optimizer in (dense, of_table):
-            optimizer.step()
-        schedule.step()
-    assert [group["lr"] for group in dense.param_groups] == [0.025, 0.0125]
-    moved = {name for name, one in model.local_named_parameters() if not torch.equal(one, before[name])}
-    expected = {"table.weight", "first.weight", "first.bias", "again.bias"} & {*before, "again.weight"}
-    assert moved == expected, moved
-    assert bool(before) == (smp.pp_rank() == 0)
-    kept = masters_of(dense)
-    assert len(kept) == 3, list(kept)
-    mine = [float(one.float().sum()) for one in model.local_parameters()]
-    assert all(one == mine for one in smp.allgather(mine, smp.DP_GROUP))
-    return sorted(moved)
-
-
-def scale() -> float:
-    return 64.0 if is_float16() else 1.0
-
-
-@case
 def weights_that_are_written_reach_the_masters() -> Any:
     """In place, by ``load_state_dict``, by ``.data`` with ``reload_model_params``; equal values keep their masters."""
     model = divided(made())
-    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), static_loss_scale=scale())
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), static_loss_scale=static_scale())
     train(model, batch(0, smp.dp_rank()))
     optimizer.step()
 
@@ -289,7 +200,9 @@ def clipping_gives_the_norm_of_the_whole_model(marked: bool = False) -> Any:
     norms = []
     for order in (2.0, math.inf, 1.0):
         plain, model = made(), divided(made(marked=marked))
-        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), static_loss_scale=scale())
+        optimizer = smp.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), static_loss_scale=static_scale()
+        )
         every = torch.cat([batch(0, replica) for replica in range(smp.dp_size())])
         loss_of(plain(every[:, :-1]), every).backward()
         train(model, batch(0, smp.dp_rank()))
@@ -300,116 +213,6 @@ def clipping_gives_the_norm_of_the_whole_model(marked: bool = False) -> Any:
         assert abs(again - 0.01) < 1e-4, (order, again)
         norms.append(found)
     return norms
-
-
-@case
-def refusals() -> Any:
-    """Bad input, by name."""
-    model = divided(made())
-
-    def sgd() -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
-    wrap = smp.DistributedOptimizer
-    bad: list[tuple[dict[str, Any], str]]
-    if is_float16():
-        bad = [
-            ({"static_loss_scale": 0.0}, "static_loss_scale is 0.0"),
-            ({"static_loss_scale": "4"}, "static_loss_scale is '4'"),
-            ({"static_loss_scale": math.inf}, "static_loss_scale is inf"),
-            ({"static_loss_scale": 4.0, "dynamic_loss_scale": True}, "static_loss_scale and dynamic_loss_scale"),
-            ({"dynamic_loss_scale": "yes"}, "dynamic_loss_scale is 'yes'"),
-            ({"dynamic_loss_args": {"init_scale": 4.0}}, "without dynamic_loss_scale=True"),
-            (
-                {"dynamic_loss_scale": True, "dynamic_loss_args": {"windows": 1}},
-                "has no 'windows'; allowed: 'init_scale'",
-            ),
-            ({"dynamic_loss_scale": True, "dynamic_loss_args": {"scale_window": 1.5}}, "'scale_window' 1.5"),
-            ({"dynamic_loss_scale": True, "dynamic_loss_args": {"scale_window": 0}}, "'scale_window' 0"),
-            ({"dynamic_loss_scale": True, "dynamic_loss_args": {"scale_factor": 1}}, "scale_factor is 1"),
-            ({"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 0.5}}, "init_scale is 0.5"),
-            (
-                {"dynamic_loss_scale": True, "dynamic_loss_args": {"consecutive_hysteresis": 1}},
-                "'consecutive_hysteresis' 1",
-            ),
-            ({"dynamic_loss_scale": True, "dynamic_loss_args": 3}, "dynamic_loss_args is a int"),
-            ({"dynamic_loss_scale": True, "min_scale": -1}, "min_scale is -1"),
-        ]
-    else:
-        bad = [
-            ({"static_loss_scale": 4.0}, "given static_loss_scale; losses are scaled in a job with fp16 only"),
-            ({"dynamic_loss_scale": True}, "given dynamic_loss_scale"),
-            ({"dynamic_loss_args": {"init_scale": 4.0}}, "given dynamic_loss_args"),
-        ]
-    for keys, words in bad:
-        with pytest.raises(smp.ConfigError, match=words):
-            wrap(sgd(), **keys)
-    with pytest.raises(smp.ConfigError, match=r"torch.optim.LBFGS"):
-        wrap(torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(smp.ConfigError, match=r"smp.keep_float32 was given a str"):
-        smp.keep_float32("head")  # type: ignore[arg-type]
-    with pytest.raises(smp.ConfigError, match=r"smp.verify in a job with fp16 or bf16"):
-        smp.verify(train, model, batch(0, 0))
-
-    optimizer = wrap(sgd(), static_loss_scale=scale())
-    train(model, batch(0, smp.dp_rank()))
-    with pytest.raises(smp.ConfigError, match="step was given a closure"):
-        optimizer.step(lambda: 0.0)
-
-    @smp.step
-    def steps_inside(model: Any, ids: torch.Tensor) -> None:
-        model.backward(loss_of(model(ids[:, :-1]), ids))
-        optimizer.step()
-
-    with pytest.raises((smp.FrameError, smp.RemoteError), match=r"SGD.step was called inside a step function"):
-        steps_inside(model, batch(0, smp.dp_rank()))
-    if is_float16():
-        with pytest.raises(smp.ConfigError, match=r"smp.amp.GradScaler in a job with fp16"):
-            smp.amp.GradScaler()
-        with pytest.raises(smp.ConfigError, match=r"multiplied by the loss scale, 64, .*clip_master_grads"):
-            smp.clip_grad_norm_(model.parameters(), 1.0)
-        with pytest.raises(smp.ConfigError, match=r"multiplied by the loss scale, 64"):
-            nn.utils.clip_grad_norm_(list(model.local_parameters()), 1.0)
-        with pytest.raises(smp.ConfigError, match=r"SGD.step of an optimizer that smp.DistributedOptimizer does not"):
-            sgd().step()
-    _gradients_that_are_changed(model, optimizer)
-    return len(bad)
-
-
-def _gradients_that_are_changed(model: Any, optimizer: Any) -> None:
-    train(model, batch(1, smp.dp_rank()))
-    optimizer.clip_master_grads(1.0)
-    if smp.rank() == 0:
-        next(iter(model.local_parameters())).grad.mul_(2)
-    if is_float16() or smp.size() == 1:
-        with pytest.raises(smp.ShardwrightError, match="changed after clip_master_grads"):
-            optimizer.step()
-    optimizer.update_master_grads()
-    optimizer.clip_master_grads(1.0)
-    optimizer.step()
-    if is_float16():
-        later = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), dynamic_loss_scale=True)
-        train(model, batch(2, smp.dp_rank()))
-        with pytest.raises(smp.ShardwrightError, match=r"a later smp.DistributedOptimizer scales the losses"):
-            optimizer.step()
-        assert later.loss_scale == 2.0**32
-
-
-@case
-def unscaled_gradients_are_refused() -> Any:
-    """With one pipeline rank ``loss.backward()`` works, but scales nothing."""
-    model = smp.DistributedModel(nn.Linear(4, 1))
-    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), static_loss_scale=16.0)
-    model(torch.ones(2, 4)).sum().backward()
-    with pytest.raises(smp.ShardwrightError, match=r"were not made by model.backward"):
-        optimizer.step()
-    optimizer.zero_grad()
-    model.backward(model(torch.ones(2, 4)).sum())
-    assert float(model.module.weight.grad[0, 0]) == 32.0
-    before = model.module.weight.detach().clone()
-    optimizer.step()
-    assert torch.allclose(before - model.module.weight, torch.full((1, 4), 0.2, dtype=torch.float16), atol=1e-3)
-    return optimizer.loss_scale
 
 
 @case

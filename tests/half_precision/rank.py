@@ -5,11 +5,11 @@ import sys
 
 import shardwright as smp
 
-from tests.half_precision import cases, more_cases
+from tests.half_precision import cases, more_cases, odd_cases, refusal_cases
 
 
 def main() -> None:
-    assert more_cases.case is cases.case, "it registers its cases too"
+    assert {more_cases.case, odd_cases.case, refusal_cases.case} == {cases.case}, "all register their cases"
     name, config, parameters = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     smp.init(config)
     print(json.dumps(cases.CASES[name](**parameters)), flush=True)

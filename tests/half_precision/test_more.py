@@ -68,3 +68,25 @@ def test_any_schedule_trains_as_the_recipe(schedule: str, wide: bool) -> None:
 
 def test_replicas_with_fewer_batches_join() -> None:
     run("replicas_with_fewer_batches_join", "dp 2", "fp16")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["pp 2", "dp 2"])
+def test_an_update_that_fails_on_one_rank_is_refused_and_can_be_taken_back(kind: str, layout: str) -> None:
+    run("an_update_that_fails_on_one_rank", layout, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["one rank", "pp 2, dp 2"])
+def test_gradients_are_accumulated_and_weighted(kind: str, layout: str) -> None:
+    run("gradients_are_accumulated_and_weighted", layout, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("layout", "optimize"), [("pp 2", "memory"), ("tp 2", "memory"), ("tp 2", "speed")])
+def test_a_model_of_transformers(kind: str, layout: str, optimize: str) -> None:
+    run("a_model_of_transformers", layout, kind, {"optimize": optimize}, marked=layout == "tp 2")
+
+
+def test_static_mode_trains_as_the_recipe() -> None:
+    run("is_the_recipe", "pp 2", "fp16", {"static_mode": True, "fast_mode": True})

@@ -121,8 +121,8 @@ def refuse_scaled(operation: str) -> None:
     scaler = None if runtime is None else runtime[LossScaling].scaler
     if scaler is not None and (scaler.is_dynamic or scaler.loss_scale != 1):
         raise ConfigError(
-            f"{operation} in a job with fp16: gradients are multiplied by the loss scale, {scaler.loss_scale:g}, and "
-            "so is their norm; use optimizer.clip_master_grads(max_norm), which clips them as they are applied"
+            f"{operation} in a job with fp16: gradients are multiplied by the loss scale, {scaler.loss_scale:g}; "
+            "use optimizer.clip_master_grads(max_norm), which clips them as they are applied"
         )
 
 

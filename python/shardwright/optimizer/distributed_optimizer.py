@@ -176,6 +176,8 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         local = to_local(whole, layout)
         if self._divides() and not (self._layout is not None and self._is_settled(None)):
             self._pending = whole
+            if isinstance(self, HalfPrecision):
+                self.load_scaler(whole)
             return
         super().load_state_dict(local)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -162,12 +163,14 @@ class HalfPrecision(Optimizer):
 
     def _tell_of_overflow(self, scale: float) -> None:
         if current_runtime().place.rank == 0:
-            becomes = f"; it becomes {self.loss_scale:g}" if self.loss_scale != scale else ""
-            logs.logger.info(
-                "%s.step: gradients overflowed with the loss scale %g, the update is left out%s",
+            # A scale that stays may make all further steps overflow, too.
+            stays = self.loss_scale == scale
+            logs.logger.log(
+                logging.WARNING if stays else logging.INFO,
+                "%s.step: gradients overflowed with the loss scale %g, and the update is left out; the scale %s",
                 self._name,
                 scale,
-                becomes,
+                "stays" if stays else f"becomes {self.loss_scale:g}",
             )
 
     def _take_gradients(self, operation: str) -> bool:
@@ -290,9 +293,13 @@ class HalfPrecision(Optimizer):
         self._masters.take_from_model()
         for number, values in masters.items():
             self._masters.load(parameters[number], values)
+        self.load_scaler(state_dict)
+        self._taken_of, self._clipped = None, False
+
+    def load_scaler(self, state_dict: Mapping[str, Any]) -> None:
+        """Load the loss scaler's state from an optimizer's state dict, if it is there; not for scripts."""
         if SCALER_KEY in state_dict:
             self._scaler.load_state_dict(state_dict[SCALER_KEY])
-        self._taken_of, self._clipped = None, False
 
 
 def without_half_precision(state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,17 +185,26 @@ def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace ``torch.nn.utils.get_total_norm``; raise if it is the norm of one rank's part or of scaled gradients."""
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    _refuse_norm_of_scaled(gradients)
+    _refuse_scaled_gradients(gradients, "torch.nn.utils.clip_grad_norm_ (or get_total_norm)")
     _refuse_part_of_norm(gradients)
     return original_of(total_norm)(gradients, *args, **kwargs)
 
 
-def _refuse_norm_of_scaled(gradients: list[torch.Tensor]) -> None:
+def clip_values(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace ``torch.nn.utils.clip_grad_value_``, and raise an error for gradients of scaled losses."""
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    _refuse_scaled_gradients(
+        [one.grad for one in listed if not is_sentinel(one) and one.grad is not None], "torch.nn.utils.clip_grad_value_"
+    )
+    return original_of(clip_values)(listed, *args, **kwargs)
+
+
+def _refuse_scaled_gradients(gradients: list[torch.Tensor], operation: str) -> None:
     runtime = find_runtime()
     given = {id(gradient) for gradient in gradients}
     for placement in () if runtime is None else runtime[Models].placements:
         if any(id(one.grad) in given for one in placement.owned_parameters() if one.grad is not None):
-            refuse_scaled("torch.nn.utils.clip_grad_norm_ (or get_total_norm)")
+            refuse_scaled(operation)
 
 
 def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
