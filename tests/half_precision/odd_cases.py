@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
+from shardwright.optimizer.half_precision import without_half_precision
 from torch import nn
 
 from tests.half_precision.cases import case, divided, is_float16, masters_of, optimizer_of, static_scale
@@ -131,7 +132,7 @@ def an_update_that_fails_on_one_rank() -> Any:
     step(1)
     expected = {name: one.clone() for name, one in model.state_dict().items()}
     model.load_state_dict(weights)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(copy.deepcopy(state))  # torch takes tensors over as they are
     Failing.fails = True
     if smp.rank() == 1:
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -142,10 +143,52 @@ def an_update_that_fails_on_one_rank() -> Any:
     with pytest.raises((smp.PartialUpdateError, smp.RemoteError), match="failed on rank 1"):
         train(model, batch(2, smp.dp_rank()))
     model.load_state_dict(weights)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(copy.deepcopy(state))  # torch takes tensors over as they are
     step(1)
     assert all(torch.equal(one, expected[name]) for name, one in model.state_dict().items())
     return len(expected)
+
+
+@case
+def state_dicts_of_other_kinds() -> Any:
+    """Of float32 into half precision, and of half precision into float32; a bad one changes nothing."""
+    model = divided(made())
+    optimizer = optimizer_of(model, **({"dynamic_loss_args": {"init_scale": 2.0**10}} if is_float16() else {}))
+    train(model, batch(0, smp.dp_rank()))
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    plain = made()
+    of_float32 = torch.optim.AdamW(plain.parameters())
+    loss_of(plain(batch(0, 0)[:, :-1]), batch(0, 0)).backward()
+    of_float32.step()
+    wrapped = without_half_precision(state)
+    of_float32.load_state_dict(copy.deepcopy(wrapped))  # torch takes tensors over as they are
+    of_float32.step()
+    bad = copy.deepcopy(state)
+    for entry in bad["state"].values():
+        entry["master_weight"] = torch.zeros(3, 3, 3)
+        entry["exp_avg"].zero_()
+    with pytest.raises(ValueError, match=r"master weight of shape \(3, 3, 3\)"):
+        optimizer.load_state_dict(bad)
+    for number, entry in optimizer.state_dict()["state"].items():
+        for name, value in entry.items():
+            assert torch.equal(value, state["state"][number][name]), name
+    with torch.no_grad():
+        for parameter in model.local_parameters():
+            parameter.mul_(3)
+    optimizer.load_state_dict(copy.deepcopy(wrapped))
+    for number, entry in optimizer.local_state_dict()["state"].items():
+        assert torch.equal(entry["exp_avg"], state["state"][number]["exp_avg"])
+        assert entry["exp_avg"].dtype == torch.float32
+    train(model, batch(0, smp.dp_rank()))
+    optimizer.update_master_grads()
+    masters = [one for _, one in sorted(masters_of_rank(optimizer).items())]
+    assert all(torch.equal(a, b.float()) for a, b in zip(masters, model.local_parameters(), strict=True))
+    return len(masters)
+
+
+def masters_of_rank(optimizer: Any) -> dict[int, torch.Tensor]:
+    return {number: one["master_weight"] for number, one in optimizer.local_state_dict()["state"].items()}
 
 
 @case

@@ -21,3 +21,9 @@ def test_training_goes_on_exactly_from_parts(tmp_path: Path) -> None:
     path = str(tmp_path / "part_{}.pt")
     went_on = run("saves_or_goes_on", "pp 2", "fp16", path=path, saves=True, partial=True)[0]
     assert run("saves_or_goes_on", "pp 2", "fp16", path=path, saves=False, partial=True)[0] == went_on
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+@pytest.mark.parametrize("layout", ["one rank", "pp 2"])
+def test_state_dicts_of_other_kinds(kind: str, layout: str) -> None:
+    run("state_dicts_of_other_kinds", layout, kind)

@@ -38,6 +38,12 @@ def test_the_loss_curve_is_near_that_of_float32(kind: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_curve_is_near_that_of_float32_where_reductions_overlap(kind: str) -> None:
+    config = {"overlapping_allreduce": None, "deterministic_server": False}
+    run("learns_as_in_float32", "pp 2, dp 2", kind, config, steps=120)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["tp 2", pytest.param("pp 2, tp 2", marks=pytest.mark.slow)])
 def test_the_loss_curve_of_a_divided_model_is_near_that_of_float32(kind: str, layout: str) -> None:
     run("learns_as_in_float32", layout, kind, marked=True)

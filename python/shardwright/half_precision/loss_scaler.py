@@ -53,9 +53,21 @@ class LossScaler:
         Raises:
             ConfigError: The state is not that of a scaler.
         """
+        self._dynamic = self.read(state_dict)
+
+    def read(self, state_dict: Mapping[str, Any]) -> _core.DynamicLossScale | None:
+        """Return the dynamic scale that :meth:`load_state_dict` would set, without setting it.
+
+        Raises:
+            ConfigError: The state is not that of a scaler.
+        """
         saved = state_dict.get("dynamic")
-        if self._dynamic is not None and saved is not None:
-            self._dynamic = _core.DynamicLossScale.from_json(saved)
+        if self._dynamic is None or saved is None:
+            return self._dynamic
+        try:
+            return _core.DynamicLossScale.from_json(saved)
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"the loss scaler of an optimizer's state dict cannot be read: {error}") from None
 
 
 class LossScaling:

@@ -59,16 +59,8 @@ class Masters:
 
     @torch.no_grad()
     def load(self, parameter: torch.Tensor, values: torch.Tensor) -> None:
-        """Set a master's values. Where they do not round to the parameter's, :meth:`follow_model` prefers the latter.
-
-        Raises:
-            ValueError: The shape is not that of the parameter.
-        """
+        """Set a master's values; where they do not round to the parameter's, :meth:`follow_model` takes these."""
         master = self.of(parameter)
-        if values.shape != master.shape:
-            raise ValueError(
-                f"a loaded master weight has shape {tuple(values.shape)}, its parameter {tuple(master.shape)}"
-            )
         if parameter.dtype in HALF:
             master.copy_(values)
             self._versions[id(parameter)] = _LOADED

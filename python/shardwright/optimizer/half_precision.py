@@ -282,9 +282,20 @@ class HalfPrecision(Optimizer):
         """Load what :meth:`state_dict` returned, or the state of an optimizer without master weights.
 
         Without them, masters are set to the values of the model's parameters.
+
+        Raises:
+            ValueError: The groups, or the shape of a master weight, are not those of this optimizer.
+            ConfigError: The loss scaler's state cannot be read.
         """
         state, masters = _taken_apart(state_dict["state"])
         parameters = list(self._parameters())
+        for number, values in masters.items():
+            if number < len(parameters) and values.shape != parameters[number].shape:
+                raise ValueError(
+                    f"loaded state dict has a master weight of shape {tuple(values.shape)} for parameter {number}, "
+                    f"whose shape is {tuple(parameters[number].shape)}"
+                )
+        self._scaler.read(state_dict.get(SCALER_KEY, {}))
         for number in {*state, *masters}:
             if isinstance(number, int) and number < len(parameters):
                 self._masters.of(parameters[number])
