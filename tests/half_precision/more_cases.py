@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -10,7 +9,16 @@ import shardwright as smp
 import torch
 from torch import nn
 
-from tests.half_precision.cases import case, divided, dtype, is_float16, optimizer_of, static_scale
+from tests.half_precision.cases import (
+    DYNAMIC,
+    case,
+    divided,
+    dtype,
+    is_float16,
+    masters_of,
+    optimizer_of,
+    static_scale,
+)
 from tests.half_precision.model import Language, batch, loss_of, made, train
 
 
@@ -268,14 +276,26 @@ def delayed_parameters_are_cast() -> Any:
 
 @case
 def replicas_with_fewer_batches_join() -> Any:
-    """Data-parallel ranks with one and three batches."""
+    """Data-parallel ranks with one and five batches, of which the first overflow; afterwards all go on alike."""
     model = divided(made())
-    optimizer = optimizer_of(model, dynamic_loss_args={"init_scale": 2.0**10})
+    optimizer = smp.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), dynamic_loss_scale=True, **DYNAMIC
+    )
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        train(model, batch(number, smp.dp_rank()))
+        optimizer.step()
+
+    for _ in range(9):  # until it fits, but for one
+        step(0)
     with model.join():
-        for number in range(1 + 2 * smp.dp_rank()):
-            optimizer.zero_grad()
-            train(model, batch(number, smp.dp_rank()))
-            optimizer.step()
-    mine = {name: one.detach().float().sum().item() for name, one in model.local_named_parameters()}
-    assert all(one == mine for one in smp.allgather(mine, smp.DP_GROUP))
-    return copy.copy(len(mine))
+        for number in range(1 + 4 * smp.dp_rank()):
+            step(number)
+    scales = smp.allgather(optimizer.loss_scale, smp.WORLD)
+    assert len({*scales}) == 1, scales
+    for number in range(3):
+        step(number)
+    masters = {number: one.double().sum().item() for number, one in masters_of(optimizer).items()}
+    assert all(one == masters for one in smp.allgather(masters, smp.DP_GROUP))
+    return scales[0]

@@ -60,6 +60,8 @@ def refusals() -> Any:
         wrap(torch.optim.LBFGS(model.parameters()))
     with pytest.raises(smp.ConfigError, match=r"smp.keep_float32 was given a str"):
         smp.keep_float32("head")  # type: ignore[arg-type]
+    with pytest.raises(smp.ConfigError, match=r"smp.keep_float32 came too late for this LayerNorm"):
+        smp.keep_float32(model.module.norm)
     with pytest.raises(smp.ConfigError, match=r"smp.verify in a job with fp16 or bf16"):
         smp.verify(train, model, batch(0, 0))
 

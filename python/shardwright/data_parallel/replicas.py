@@ -222,7 +222,4 @@ class Replicas:
 
     def take_over_from(self, rank: int) -> None:
         """Receive parameters and buffers from a rank that trained longest."""
-        parameters = self._placement.owned_parameters()
-        self._equalise([*parameters, *self._buffers()], rank)
-        for parameter in parameters:  # master weights follow
-            torch.autograd.graph.increment_version(parameter)
+        self._equalise([*self._placement.owned_parameters(), *self._buffers()], rank)

@@ -10,6 +10,8 @@ from torch.utils._pytree import tree_map
 
 from shardwright import _core
 from shardwright.errors import ConfigError
+from shardwright.job.runtime import find_runtime
+from shardwright.job.wrapped import WrappedModels
 
 HALF = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
@@ -35,10 +37,18 @@ def keep_float32(module: nn.Module) -> nn.Module:
         The module.
 
     Raises:
-        ConfigError: It is no module.
+        ConfigError: It is no module, or it belongs to a ``smp.DistributedModel`` that is cast already.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"smp.keep_float32 was given a {type(module).__name__}; allowed: an nn.Module")
+    runtime = find_runtime()
+    if runtime is not None and half_dtype(runtime.place.cfg) is not None:
+        for model in runtime[WrappedModels].alive:
+            if any(part is module for part in model.modules()):
+                raise ConfigError(
+                    f"smp.keep_float32 came too late for this {type(module).__name__}: it is cast already; "
+                    "call it before"
+                )
     module.__dict__[_KEPT] = True
     return module
 

@@ -64,6 +64,11 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
     _layout: list[GroupLayout] | None = None
     _pending: dict[str, Any] | None = None
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether it updates master weights in place of parameters."""
+        return isinstance(self, HalfPrecision)
+
     def trains(self, model: DistributedModel) -> bool:
         """Whether this optimizer trains parameters of ``model``."""
         own = {id(parameter) for parameter in model.parameters()}
@@ -166,7 +171,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             ConfigError: On every rank, if the state dict is a whole one and the optimizer trains modules that are
                 divided over tensor-parallel ranks.
         """
-        whole = dict(state_dict) if isinstance(self, HalfPrecision) else without_half_precision(state_dict)
+        whole = dict(state_dict) if self.has_masters else without_half_precision(state_dict)
         if not whole.get(PARTIAL_KEY, False):
             self._refuse_sharded("load_state_dict() of a whole state dict")
         if whole.pop(PARTIAL_KEY, False):
