@@ -4,7 +4,7 @@
 too slow for one device.
 """
 
-from shardwright import model, nn
+from shardwright import amp, model, nn, optimizers
 from shardwright._core import __version__
 from shardwright.data_parallel.sampler import DistributedSampler
 from shardwright.delayed.creation import delay_param_initialization
@@ -24,6 +24,7 @@ from shardwright.errors import (
     UnsupportedValueError,
     VerificationError,
 )
+from shardwright.half_precision import keep_float32
 from shardwright.job.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
 from shardwright.job.process_groups import (
     get_dp_process_group,
@@ -107,6 +108,7 @@ __all__ = [
     "VerificationError",
     "__version__",
     "allgather",
+    "amp",
     "barrier",
     "broadcast",
     "clip_grad_norm_",
@@ -129,6 +131,7 @@ __all__ = [
     "init",
     "is_initialized",
     "is_tracing",
+    "keep_float32",
     "local_rank",
     "local_size",
     "memory_report",
@@ -138,6 +141,7 @@ __all__ = [
     "mp_rank",
     "mp_size",
     "nn",
+    "optimizers",
     "partition",
     "pp_rank",
     "pp_size",

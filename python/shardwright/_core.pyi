@@ -21,6 +21,7 @@ __all__ = [
     "Config",
     "DeadlockDetector",
     "Description",
+    "DynamicLossScale",
     "Event",
     "EventKind",
     "ForwardCall",
@@ -561,6 +562,44 @@ class Description:
     def spec(self, /) -> Spec:
         """
         The tree.
+        """
+
+@final
+class DynamicLossScale:
+    """
+    A loss scale that shrinks with overflows and grows without them.
+    """
+    def __new__(
+        cls,
+        /,
+        *,
+        init_scale: SupportsFloat | SupportsIndex,
+        scale_factor: SupportsFloat | SupportsIndex,
+        scale_window: SupportsIndex,
+        min_scale: SupportsFloat | SupportsIndex,
+        delayed_shift: SupportsIndex,
+        consecutive_hysteresis: bool,
+    ) -> DynamicLossScale:
+        """
+        A scale that has seen no step. Raises `ConfigError` that names the setting that is not allowed.
+        """
+    @staticmethod
+    def from_json(json: str, /) -> DynamicLossScale:
+        """
+        The scale that `to_json` wrote. Raises `ConfigError` for any other text.
+        """
+    @property
+    def scale(self, /) -> float:
+        """
+        What the next loss is multiplied by.
+        """
+    def to_json(self, /) -> str:
+        """
+        Its settings and state, as JSON.
+        """
+    def update(self, overflow: bool, /) -> None:
+        """
+        Takes note of a step, whose gradients may have overflowed.
         """
 
 @final

@@ -51,6 +51,7 @@ _CHILDREN = "tests/state/test_exchanged_modules.py::test_modules_are_those_of_th
 _BUFFERS = "tests/state/test_held_otherwise.py::test_what_a_forward_registers_is_of_its_own_microbatch"
 _PRECISION = "tests/state/test_precision.py::test_precisions_are_those_of_one_process"
 _FORWARD_MODE = "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact"
+_HALF_PRECISION = "tests/half_precision/test_refusals.py::test_it_is_refused_by_name"
 _LAUNCHERS = "tests/failures/test_launchers.py"
 
 _ELSEWHERE = "a hook would be registered on one rank, and the module run on another"
@@ -59,6 +60,8 @@ _OTHERS = "other microbatches would find what is put back later"
 _ONE_LEVEL = "torch has one level for all microbatches: nothing may be waited for inside it"
 _SETTINGS_READ = "precisions are read again only once one is set, as each call would be slower by reading them"
 _PART_OF_NORM = "each rank would clip by the norm of its own part"
+_SCALED_NORM = "it would be the norm of gradients that are multiplied by the loss scale"
+_SCALED_VALUES = "it would clip gradients that are multiplied by the loss scale"
 _READERS = "the audit has to know who reads and changes what modules keep"
 
 TABLE: tuple[Guard, ...] = (
@@ -122,6 +125,11 @@ TABLE: tuple[Guard, ...] = (
     # Parameters that are divided.
     Guard(clip_grad, "_get_total_norm", steps.total_norm, When.DIVIDED, _PART_OF_NORM, _SILENTLY_WRONG),
     Guard(nn.utils, "get_total_norm", steps.total_norm, When.DIVIDED, _PART_OF_NORM, _SILENTLY_WRONG),
+    # Losses that are scaled.
+    Guard(clip_grad, "_get_total_norm", steps.total_norm, When.FLOAT16, _SCALED_NORM, _HALF_PRECISION),
+    Guard(nn.utils, "get_total_norm", steps.total_norm, When.FLOAT16, _SCALED_NORM, _HALF_PRECISION),
+    Guard(clip_grad, "clip_grad_value_", steps.clip_values, When.FLOAT16, _SCALED_VALUES, _HALF_PRECISION),
+    Guard(nn.utils, "clip_grad_value_", steps.clip_values, When.FLOAT16, _SCALED_VALUES, _HALF_PRECISION),
     # Pipelines: gradients in the code of frames.
     Guard(
         torch.Tensor,
@@ -255,7 +263,7 @@ TABLE: tuple[Guard, ...] = (
         GradScaler,
         "_unscale_grads_",
         loss_scaling.unscale_grads_,
-        When.PIPELINED,
+        When.DIVIDED,
         "ranks without an infinity would update their weights, and the others not",
         _SILENTLY_WRONG,
     ),
@@ -352,17 +360,21 @@ TABLE: tuple[Guard, ...] = (
 
 
 @contextmanager
-def installed(*, num_ranks: int, pipelined: bool, divided: bool) -> Iterator[None]:
+def installed(*, num_ranks: int, pipelined: bool, divided: bool, scaled: bool = False) -> Iterator[None]:
     """Install the replacements that a rank needs, inside the block.
 
-    Modules lie on several ranks if it is `pipelined`; parameters do, by pipeline or tensor parallelism, if it is
-    `divided`.
+    Args:
+        num_ranks: How many ranks the job has.
+        pipelined: Whether modules lie on several ranks.
+        divided: Whether parameters do, by pipeline or tensor parallelism.
+        scaled: Whether losses are scaled.
     """
     needed = {
         When.JOB: True,
         When.SEVERAL_RANKS: num_ranks > 1,
         When.PIPELINED: pipelined,
         When.DIVIDED: divided,
+        When.FLOAT16: scaled,
     }
     with ExitStack() as stack:
         for guard in TABLE:

@@ -32,6 +32,7 @@ from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
 from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import Leaves
+from shardwright.half_precision import LossScaling
 from shardwright.job.exchange import Gathers, wait_collective
 from shardwright.job.explained import ErrorExplainer
 from shardwright.job.place import Place
@@ -130,6 +131,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(Scheduling(place.cfg, place.pp_size))
     runtime.add(StepWeights(place.rank, place.cfg.microbatches))
     runtime.add(ReplicaCollectives())
+    runtime.add(LossScaling())
     runtime.add(Leaves())
     runtime.installed.callback(runtime.add(Turn()).attributes.close)
     runtime.add(FrameTable())
@@ -154,6 +156,7 @@ def _install(runtime: Runtime) -> None:
             num_ranks=runtime.place.launch.world_size,
             pipelined=runtime.place.pp_size > 1,
             divided=runtime.place.pp_size * len(runtime.place.tp_ranks) > 1,
+            scaled=runtime.place.cfg.fp16,
         )
     )
     if runtime.place.launch.world_size > 1:

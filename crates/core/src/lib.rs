@@ -4,6 +4,7 @@
 pub mod config;
 pub mod ids;
 mod launch;
+mod loss_scale;
 mod path;
 mod phase;
 mod seed;
@@ -15,6 +16,7 @@ pub use ids::{
     WorkerId,
 };
 pub use launch::{Launch, LaunchError};
+pub use loss_scale::{DynamicLossScale, LossScaleError, LossScaleSettings};
 pub use path::CallPath;
 pub use phase::Phase;
 pub use seed::derive_seed;

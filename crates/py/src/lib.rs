@@ -17,6 +17,7 @@ mod grad_mode;
 mod interruptible;
 mod launch;
 mod log;
+mod loss_scale;
 mod memory;
 mod modules;
 mod node;
@@ -60,6 +61,8 @@ mod _core {
     use crate::launch::LaunchInfo;
     #[pymodule_export]
     use crate::log::take_log;
+    #[pymodule_export]
+    use crate::loss_scale::DynamicLossScale;
     #[pymodule_export]
     use crate::memory::{
         MemoryCategories, MemoryMeter, heap_bytes, in_flight, memory_limit, process_memory,

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.half_precision import gradient_dtype
+
 
 class GradBucket:
     """A bucket of gradients, summed over microbatches, as passed to communication hooks."""
@@ -64,7 +66,7 @@ class GradBucket:
 def _dense(parameter: nn.Parameter) -> torch.Tensor:
     gradient = parameter.grad
     if gradient is None:
-        return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        return torch.zeros_like(parameter, dtype=gradient_dtype(parameter), memory_format=torch.contiguous_format)
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
@@ -77,8 +79,8 @@ def make_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[Grad
     open_lists: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}
     for parameter in reversed(parameters):
-        kind = (parameter.dtype, parameter.device)
-        size = parameter.numel() * parameter.element_size()
+        kind = (gradient_dtype(parameter), parameter.device)
+        size = parameter.numel() * gradient_dtype(parameter).itemsize
         if kind not in open_lists or filled[kind] + size > bucket_bytes:
             open_lists[kind] = []
             filled[kind] = 0

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shardwright.data_parallel.collectives import Collectives
+from shardwright.half_precision import gradient_dtype
 from shardwright.nn.embedding import DistributedEmbedding
 
 #: What a rank tells of a parameter: no gradient, a dense one, or the number of entries above this.
@@ -39,7 +40,7 @@ def reduce_sparse(parameters: Sequence[nn.Parameter], collectives: Collectives, 
         if not any(of_ranks):
             continue
         if _DENSE in of_ranks:
-            total = torch.zeros_like(parameter)
+            total = torch.zeros_like(parameter, dtype=gradient_dtype(parameter))
             if gradient is not None:
                 total += gradient
             collectives.wait(collectives.sum(total))
@@ -48,7 +49,8 @@ def reduce_sparse(parameters: Sequence[nn.Parameter], collectives: Collectives, 
         numbers = [max(0, one - _FIRST) for one in of_ranks]
         first = sum(numbers[:rank])
         indices = torch.zeros(sum(numbers), dtype=torch.int64, device=parameter.device)
-        values = parameter.new_zeros((sum(numbers), math.prod(parameter.shape[1:])))
+        shape = (sum(numbers), math.prod(parameter.shape[1:]))
+        values = parameter.new_zeros(shape, dtype=gradient_dtype(parameter))
         if gradient is not None:
             indices[first : first + numbers[rank]] = gradient.indices()[0]
             values[first : first + numbers[rank]] = gradient.values().flatten(1)

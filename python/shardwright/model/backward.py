@@ -19,6 +19,7 @@ from shardwright.execution.turn import Turn
 from shardwright.frames import Leaves, current_frame, in_frame, owning_edge, run_backward
 from shardwright.frames.cut import slot_of
 from shardwright.frames.remote import is_remote
+from shardwright.half_precision import LossScaling
 from shardwright.job.runtime import Runtime
 from shardwright.tensor_parallel.group import TensorGroup
 
@@ -34,10 +35,10 @@ def backward(
     """Run the backward pass from ``tensors``. See :meth:`shardwright.DistributedModel.backward`."""
     if runtime.place.pp_size == 1:
         if runtime.step.running:
-            number = runtime[StepWeights].give(runtime.step.microbatch, weight, tensors)
-            grad_tensors = weighted(tensors, grad_tensors, number)
+            weight = runtime[StepWeights].give(runtime.step.microbatch, weight, tensors)
         elif weight is not None:
             raise ShardwrightError("model.backward: a weight counts among the microbatches of a function with smp.step")
+        grad_tensors = weighted(tensors, grad_tensors, runtime[LossScaling].scaled(weight))
         runtime[_core.AloneRecorder].passed_forward()
         if (observer := runtime[Turn].observer) is not None:
             observer.begins("backward")
@@ -59,7 +60,7 @@ def backward(
     number = runtime[StepWeights].give(task.microbatch, weight, tensors)
     release_unused(task)
     frame.settle()
-    grad_tensors = weighted(tensors, grad_tensors, number)
+    grad_tensors = weighted(tensors, grad_tensors, runtime[LossScaling].scaled(number))
     roots = _roots(tensors, grad_tensors)
     task.phase = "backward"
     elsewhere = all(slot_of(edge.node) is not None for edge, _ in roots)
@@ -77,14 +78,15 @@ def backward(
 def weighted(
     tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: RootGradients, weight: float | None
 ) -> RootGradients:
-    """Return the gradients that the backward pass starts from, multiplied by the weight of the microbatch."""
+    """Return the gradients that the backward pass starts from, multiplied by a weight; None for 1."""
     if weight is None:
         return grad_tensors
     single = isinstance(tensors, torch.Tensor)
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if grad_tensors is None:
         # A tensor of several elements gets no gradient; `_roots` raises an error for it.
-        gradients = [torch.full_like(each, weight) if each.numel() == 1 else None for each in listed]
+        # A loss scale that its dtype cannot hold is infinity, and makes an overflow.
+        gradients = [torch.ones_like(each).mul_(weight) if each.numel() == 1 else None for each in listed]
     else:
         given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
         gradients = [None if each is None else each * weight for each in given]

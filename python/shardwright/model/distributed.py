@@ -13,6 +13,7 @@ from torch import nn
 from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
+from shardwright.half_precision import cast_model, half_dtype, to_float32, to_half
 from shardwright.huggingface import prepare
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.alike import check_same_model
@@ -37,6 +38,9 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
     over the ranks by cost, and each rank releases what it does not own. With one pipeline rank, the module is not
     divided. With several tensor-parallel ranks, the constructor replaces modules marked by ``smp.tensor_parallelism``,
     in place, by distributed modules with the same weights. Create optimizers after that.
+
+    With the configuration keys ``fp16`` and ``bf16``, the constructor casts all floating-point parameters and buffers,
+    except those of modules that ``smp.keep_float32`` was called on.
 
     Attributes set on the model (``model.flag = True``) are set on the wrapped module, except for the model's own names:
     the attributes below and its methods.
@@ -85,6 +89,9 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         super().__init__()
         _check(module, trace_device, trace_execution_times, backward_passes_per_step)
         runtime = current_runtime()
+        self._dtype = half_dtype(runtime.place.cfg)
+        if self._dtype is not None:
+            cast_model(module, self._dtype)
         divided = _divided(module, runtime)
         self.module = module = divided.module
         self.model_id = runtime[Models].add(self)
@@ -102,7 +109,9 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             "gradient_as_bucket_view": gradient_as_bucket_view,
         }
         self._runtime = runtime
-        self._passes_on = runtime.place.pp_size == 1 and type(self).forward is DistributedModel.forward
+        self._passes_on = (
+            runtime.place.pp_size == 1 and self._dtype is None and type(self).forward is DistributedModel.forward
+        )
         self.placement = Placement(runtime, self, module)
         self.register_load_state_dict_post_hook(DistributedModel._forget_children)  # type: ignore[no-untyped-call]
         self._keep_own()
@@ -124,12 +133,18 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module. With several pipeline ranks, this is allowed only inside a step function."""
+        """Run the module. With several pipeline ranks, this is allowed only inside a step function.
+
+        With ``fp16`` or ``bf16``, floating-point arguments are cast to the model's dtype, and results to float32.
+        """
         module = self._modules["module"]  # avoids the cost of __getattr__ in every call
         assert module is not None, "set once and for all"
+        if self._dtype is not None:
+            args, kwargs = to_half((args, kwargs), self._dtype)
         if self._runtime.place.pp_size > 1:
             self._enter(functools.partial(module, *args, **kwargs))
-        return module(*args, **kwargs)
+        result = module(*args, **kwargs)
+        return result if self._dtype is None else to_float32(result)
 
     def backward(
         self,
@@ -139,6 +154,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         weight: float | torch.Tensor | None = None,
     ) -> None:
         """Run the backward pass from tensors, like ``torch.autograd.backward``, over all ranks (the paper, 4.3).
+
+        With ``fp16``, gradients are those of the loss multiplied by the loss scale of ``smp.DistributedOptimizer``.
 
         Args:
             tensors: A tensor, or several, that require a gradient, such as the loss.

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 from shardwright.data_parallel.replicas import Replicas
 from shardwright.data_parallel.uneven import EXHAUSTED, TRAINING, JoinState
+from shardwright.half_precision import LossScaling
+from shardwright.job.objects import gathered
+from shardwright.job.ranks import DP_GROUP
 from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
@@ -42,7 +45,19 @@ def joined(
             runtime.server.leave_step()
         runtime.server.leave_step()
         replicas.take_over_from(last_active[-1])
+        _take_over_half_precision(runtime, last_active[-1])
         runtime[Updates].forget()
     finally:
         replicas.join_state = None
         replicas.divides_by_group = True
+
+
+def _take_over_half_precision(runtime: Runtime, rank: int) -> None:
+    """Give all replicas the loss scale of a rank that trained longest, and equal master weights."""
+    scaler = runtime[LossScaling].scaler
+    if scaler is not None:
+        states = gathered("model.join", scaler.state_dict(), DP_GROUP)
+        scaler.load_state_dict(states[runtime.place.dp_ranks.index(rank)])
+    for optimizer in runtime[Models].optimizers:
+        if optimizer.has_masters:
+            optimizer.reload_model_params()

@@ -26,6 +26,7 @@ from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
+from shardwright.half_precision import accumulate_in_float32
 from shardwright.huggingface import prepare
 from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime
@@ -143,6 +144,7 @@ class Placement:
         self._list_modules()
         materialise(self.module.parameters(), self.runtime.place.device)
         self.module.to(self.runtime.place.device)
+        self._widen_gradients()
         self._seed_calls(self._modules)
         self.replicas.join_group()
         self._finish()
@@ -242,12 +244,17 @@ class Placement:
         materialise(self.ownership.local_parameters(), runtime.place.device)
         if runtime.place.device.type != "cpu":
             self._move_to(runtime.place.device)
+        self._widen_gradients()
         for optimizer in runtime[Models].optimizers:
             optimizer.localise(self.model)
         self.replicas.join_group()
         self._finish()
         if runtime.step.running and self.kept is not None:
             self.kept.begin_step()  # parameters have their values now
+
+    def _widen_gradients(self) -> None:
+        if self.runtime.place.cfg._fp32_grad_accumulation:
+            accumulate_in_float32(self.owned_parameters())
 
     def _list_modules(self) -> None:
         named = list(self.module.named_modules())

@@ -19,7 +19,7 @@ from shardwright.tensor_parallel.communicators import (
     reduce_scatter_for_tp,
     scatter_and_merge_for_tp,
 )
-from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.module import DistributedModule, parameter_dtype
 from shardwright.tensor_parallel.sharding import Sharding
 
 __all__ = [
@@ -183,6 +183,7 @@ class _Scope:
                 shard = of[name].shard(drawn[name], group.rank, group.size)
                 assert shard is not None
                 kept[name].copy_(shard)
+            kept[name].data = kept[name].data.to(parameter_dtype(kept[name].dtype))
 
 
 def _drawn(owner: nn.Module, names: list[str], deviation: float | None) -> dict[str, torch.Tensor]:

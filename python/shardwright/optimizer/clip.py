@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.half_precision import LossScaling
 from shardwright.job.ranks import MP_GROUP
 from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import gather_over
@@ -44,12 +45,39 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: On every rank, if the norm is not finite and ``error_if_nonfinite`` is set.
-        ConfigError: On every rank, if ``norm_type`` is not positive and modules are divided over tensor-parallel ranks.
+        ConfigError: On every rank, if ``norm_type`` is not positive and modules are divided over tensor-parallel ranks;
+            or losses are scaled (``fp16``), so that the norm would be that of scaled gradients.
     """
+    refuse_scaled("smp.clip_grad_norm_")
     local = _local_parameters(parameters)
-    gradients = _gradients(local)
-    norms = gradient_norms(_gradients(_counted_here(local, norm_type)), norm_type, foreach)
-    collected: list[torch.Tensor] = gather_over(MP_GROUP, norms.cpu(), "clip_grad_norm_")
+    counted = _gradients(counted_here(local, norm_type, "smp.clip_grad_norm_"))
+    return clip_gradients(
+        _gradients(local), counted, max_norm, norm_type, "clip_grad_norm_", error_if_nonfinite, foreach
+    )
+
+
+def clip_gradients(
+    gradients: list[torch.Tensor],
+    counted: list[torch.Tensor],
+    max_norm: float,
+    norm_type: float,
+    operation: str,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Clip gradients by their norm over all ranks of MP_GROUP, which must all call this; return the norm.
+
+    Args:
+        gradients: This rank's gradients.
+        counted: Those of them that no other rank of MP_GROUP counts.
+        max_norm: See :func:`clip_grad_norm_`.
+        norm_type: See :func:`clip_grad_norm_`.
+        operation: The name of the calling function, for error messages.
+        error_if_nonfinite: See :func:`clip_grad_norm_`.
+        foreach: See :func:`clip_grad_norm_`.
+    """
+    norms = gradient_norms(counted, norm_type, foreach)
+    collected: list[torch.Tensor] = gather_over(MP_GROUP, norms.cpu(), operation)
     device = gradients[0].device if gradients else torch.device("cpu")
     whole = [part for part in collected if part.numel()]
     if not whole:
@@ -87,6 +115,17 @@ def gradient_norms(gradients: list[torch.Tensor], norm_type: float = 2.0, foreac
     return torch.stack([norms[id(value)].to(gradients[0].device) for value in values])
 
 
+def refuse_scaled(operation: str) -> None:
+    """Raise if gradients are those of scaled losses, whose norm says nothing."""
+    runtime = find_runtime()
+    scaler = None if runtime is None else runtime[LossScaling].scaler
+    if scaler is not None and (scaler.is_dynamic or scaler.loss_scale != 1):
+        raise ConfigError(
+            f"{operation} in a job with fp16: gradients are multiplied by the loss scale, {scaler.loss_scale:g}; "
+            "use optimizer.clip_master_grads(max_norm), which clips them as they are applied"
+        )
+
+
 def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
@@ -100,15 +139,19 @@ def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tens
     return list(distinct.values())
 
 
-def _counted_here(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
-    """Select the parameters that no other tensor-parallel rank counts."""
+def counted_here(parameters: list[torch.Tensor], norm_type: float, operation: str) -> list[torch.Tensor]:
+    """Select the parameters that no other tensor-parallel rank counts.
+
+    Raises:
+        ConfigError: ``norm_type`` is not positive and modules are divided over tensor-parallel ranks.
+    """
     runtime = find_runtime()
     if runtime is None or len(runtime.place.tp_ranks) == 1:
         return parameters
     sharded = [placement.sharded for placement in runtime[Models].placements if placement.is_sharded]
     if sharded and not norm_type > 0:
         raise ConfigError(
-            f"smp.clip_grad_norm_: norm_type is {norm_type}; with tensor_parallel_degree {len(runtime.place.tp_ranks)} "
+            f"{operation}: norm_type is {norm_type}; with tensor_parallel_degree {len(runtime.place.tp_ranks)} "
             "it has to be positive: other norms of a whole do not follow from those of its parts"
         )
     if runtime.place.rank == runtime.place.tp_ranks[0]:

@@ -9,18 +9,21 @@ import torch
 from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
+from shardwright.half_precision import half_dtype
+from shardwright.half_precision.loss_scaler import scaler_of
 from shardwright.job.ranks import PP_GROUP
 from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
+from shardwright.optimizer.half_precision import HalfPrecision, without_half_precision
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, to_global, to_local
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
-_CLASSES: dict[type[Optimizer], type[DistributedOptimizer]] = {}
+_CLASSES: dict[tuple[type[Optimizer], bool], type[DistributedOptimizer]] = {}
 
 
 class _Wrapping(type):
@@ -45,9 +48,14 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     Args:
         optimizer: The optimizer, created from the parameters of the whole model, in the same way on every rank.
-        static_loss_scale: Must be 1.0: loss scaling is part of fp16 training, which is not supported yet.
-        dynamic_loss_scale: Must be False, for the same reason.
-        dynamic_loss_args: Must be None, for the same reason.
+        static_loss_scale: In a job with ``fp16``, what losses are multiplied by. Otherwise 1.0 or None.
+        dynamic_loss_scale: In a job with ``fp16``, let the loss scale shrink when gradients overflow and grow when they
+            do not. Otherwise False.
+        dynamic_loss_args: The settings of the dynamic loss scale that differ from the defaults: ``init_scale`` (2**32),
+            ``scale_factor`` (2), ``scale_window`` (1000), ``min_scale`` (1), ``delayed_shift`` (1) and
+            ``consecutive_hysteresis`` (False). Keyword arguments with these names are added to them.
+
+    With ``fp16`` or ``bf16`` the optimizer also has the methods of ``HalfPrecision``, such as ``clip_master_grads``.
 
     Raises:
         ConfigError: An argument is not allowed.
@@ -55,6 +63,11 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     _layout: list[GroupLayout] | None = None
     _pending: dict[str, Any] | None = None
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether it updates master weights in place of parameters."""
+        return isinstance(self, HalfPrecision)
 
     def trains(self, model: DistributedModel) -> bool:
         """Whether this optimizer trains parameters of ``model``."""
@@ -99,7 +112,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             The result of the closure, if there is one.
         """
         loss = None
-        if any(group["params"] for group in self.param_groups):
+        if any(group["params"] for group in self.param_groups) or getattr(self, "steps_on_all_ranks", False):
             loss = super().step(closure) if closure is not None else super().step()
         elif closure is not None:  # some optimizers cannot step without any parameter, which a stage may be
             with torch.enable_grad():
@@ -158,7 +171,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             ConfigError: On every rank, if the state dict is a whole one and the optimizer trains modules that are
                 divided over tensor-parallel ranks.
         """
-        whole = dict(state_dict)
+        whole = dict(state_dict) if self.has_masters else without_half_precision(state_dict)
         if not whole.get(PARTIAL_KEY, False):
             self._refuse_sharded("load_state_dict() of a whole state dict")
         if whole.pop(PARTIAL_KEY, False):
@@ -168,6 +181,8 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         local = to_local(whole, layout)
         if self._divides() and not (self._layout is not None and self._is_settled(None)):
             self._pending = whole
+            if isinstance(self, HalfPrecision):
+                self.load_scaler(whole)
             return
         super().load_state_dict(local)
 
@@ -202,28 +217,27 @@ def _wrap(
         raise ConfigError(
             f"smp.DistributedOptimizer was given {type(optimizer).__name__}; it wraps a torch.optim.Optimizer"
         )
-    given = {
-        "static_loss_scale": static_loss_scale not in (None, 1.0),
-        "dynamic_loss_scale": bool(dynamic_loss_scale),
-        "dynamic_loss_args": bool(dynamic_loss_args),
-        **dict.fromkeys(keys, True),
-    }
-    for name, differs in given.items():
-        if differs:
-            raise ConfigError(
-                f"smp.DistributedOptimizer was given {name}; loss scaling belongs to fp16 training, which is not built "
-                "yet, so only the defaults are allowed"
-            )
+    runtime = find_runtime()
+    dtype = None if runtime is None else half_dtype(runtime.place.cfg)
+    given = {**(dynamic_loss_args or {}), **keys} if keys else dynamic_loss_args
+    scaler = scaler_of(static_loss_scale, dynamic_loss_scale, given, is_float16=dtype is torch.float16)
     if isinstance(optimizer, DistributedOptimizer):
         return optimizer
-    runtime = find_runtime()
-    if isinstance(optimizer, torch.optim.LBFGS) and runtime is not None and runtime.place.pp_size > 1:
-        raise ConfigError(
-            "torch.optim.LBFGS needs dot products over all parameters of the model, which several pipeline ranks hold; "
-            "use pipeline_parallel_degree 1 or another optimizer"
-        )
-    optimizer.__class__ = _distributed_class(type(optimizer))
+    if isinstance(optimizer, torch.optim.LBFGS) and runtime is not None:
+        if runtime.place.pp_size > 1:
+            raise ConfigError(
+                "torch.optim.LBFGS needs dot products over all parameters of the model, which several pipeline ranks "
+                "hold; use pipeline_parallel_degree 1 or another optimizer"
+            )
+        if dtype is not None:
+            raise ConfigError(
+                "torch.optim.LBFGS evaluates the model during its update, which master weights of fp16 and bf16 do not "
+                "allow; use another optimizer"
+            )
+    optimizer.__class__ = _distributed_class(type(optimizer), is_half=dtype is not None)
     assert isinstance(optimizer, DistributedOptimizer), "it was just made one"
+    if isinstance(optimizer, HalfPrecision):
+        optimizer.start(scaler, is_float16=dtype is torch.float16)
     if runtime is not None:
         runtime[Models].optimizers.append(optimizer)
     if any(is_sentinel(parameter) for group in optimizer.param_groups for parameter in group["params"]):
@@ -231,13 +245,14 @@ def _wrap(
     return optimizer
 
 
-def _distributed_class(original: type[Optimizer]) -> type[DistributedOptimizer]:
+def _distributed_class(original: type[Optimizer], *, is_half: bool) -> type[DistributedOptimizer]:
     """The class of `original` with the methods of `DistributedOptimizer` in front, under the same name."""
-    if original not in _CLASSES:
+    if (original, is_half) not in _CLASSES:
         names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-        made: Any = _Wrapping(original.__name__, (DistributedOptimizer, original), names)
-        _CLASSES[original] = made
-    return _CLASSES[original]
+        bases = (DistributedOptimizer, HalfPrecision, original) if is_half else (DistributedOptimizer, original)
+        made: Any = _Wrapping(original.__name__, bases, names)
+        _CLASSES[original, is_half] = made
+    return _CLASSES[original, is_half]
 
 
 def _placed(parameter: torch.Tensor) -> torch.Tensor:

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.errors import FrameError, NotOwnedError
+from shardwright.errors import ConfigError, FrameError, NotOwnedError
 from shardwright.execution.children import CONTAINER_METHODS, notifying
 from shardwright.execution.locations import module_locations
 from shardwright.frames import Leaves, current_frame
+from shardwright.half_precision import LossScaling
 from shardwright.job.runtime import Runtime, find_runtime
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.model.updates import Updates
 from shardwright.optimizer import DistributedOptimizer
+from shardwright.optimizer.clip import refuse_scaled
 from shardwright.patches import original_of
 
 
@@ -150,6 +152,8 @@ def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     runtime = find_runtime()
     if runtime is None:
         return
+    if runtime[LossScaling].scaler is not None and not isinstance(optimizer, DistributedOptimizer):
+        _refuse_scaled(optimizer, runtime)
     if _holds_known(parameters_of(optimizer)):
         refuse_in_step(f"{type(optimizer).__name__}.step", "step optimizers")
         if len(runtime.place.dp_ranks) > 1:
@@ -161,6 +165,17 @@ def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         runtime[Updates].begins(optimizer)
 
 
+def _refuse_scaled(optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
+    """Raise if an optimizer would apply the gradients of scaled losses as they are."""
+    own = {id(parameter) for placement in runtime[Models].placements for parameter in placement.owned_parameters()}
+    if any(id(parameter) in own for parameter in parameters_of(optimizer)):
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step of an optimizer that smp.DistributedOptimizer does not wrap, in a job "
+            "with fp16: it would apply gradients that are multiplied by the loss scale. Wrap it, optimizer = "
+            "smp.DistributedOptimizer(optimizer)"
+        )
+
+
 def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Record that an optimizer's step has ended on this rank."""
     runtime = find_runtime()
@@ -169,11 +184,29 @@ def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace ``torch.nn.utils.get_total_norm``, and raise an error if it would be the norm of one rank's part."""
+    """Replace ``torch.nn.utils.get_total_norm``; raise if it is the norm of one rank's part or of scaled gradients."""
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    _refuse_scaled_gradients(gradients, "torch.nn.utils.clip_grad_norm_ (or get_total_norm)")
     if (runtime := find_runtime()) is not None:
         _refuse_part_of_norm(runtime, gradients)
     return original_of(total_norm)(gradients, *args, **kwargs)
+
+
+def clip_values(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace ``torch.nn.utils.clip_grad_value_``, and raise an error for gradients of scaled losses."""
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    _refuse_scaled_gradients(
+        [one.grad for one in listed if not is_sentinel(one) and one.grad is not None], "torch.nn.utils.clip_grad_value_"
+    )
+    return original_of(clip_values)(listed, *args, **kwargs)
+
+
+def _refuse_scaled_gradients(gradients: list[torch.Tensor], operation: str) -> None:
+    runtime = find_runtime()
+    given = {id(gradient) for gradient in gradients}
+    for placement in () if runtime is None else runtime[Models].placements:
+        if any(id(one.grad) in given for one in placement.owned_parameters() if one.grad is not None):
+            refuse_scaled(operation)
 
 
 def _refuse_part_of_norm(runtime: Runtime, gradients: list[torch.Tensor]) -> None:

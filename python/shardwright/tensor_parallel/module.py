@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.job.runtime import find_runtime
 from shardwright.tensor_parallel.agreement import Agreement, Rule
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 from shardwright.tensor_parallel.sharding import Sharding
@@ -102,6 +103,7 @@ class DistributedModule(nn.Module):
         whole = torch.empty(shape, device=self.placed["device"], dtype=self.placed["dtype"])
         with torch.no_grad():
             initialize(whole)
+            whole = whole.to(parameter_dtype(whole.dtype))
         shard = sharding.shard(whole, self.tp_group.rank, self.tp_group.size)
         self.register_parameter(name, None if shard is None else nn.Parameter(shard))
         self.shardings[name] = sharding
@@ -133,6 +135,13 @@ class DistributedModule(nn.Module):
                     f"{type(self).__name__}.{name} has shape {expected}, but the weight to load {tuple(whole.shape)}"
                 )
             own[name].copy_(shard)
+
+
+def parameter_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a distributed module's parameter, asked for in a dtype: float16 with ``fp16_params``."""
+    runtime = find_runtime()
+    is_float16 = runtime is not None and runtime.place.cfg.fp16_params and dtype.is_floating_point
+    return torch.float16 if is_float16 else dtype
 
 
 def distributed_modules(module: nn.Module, *, each_once: bool = True) -> Iterator[tuple[str, DistributedModule]]:

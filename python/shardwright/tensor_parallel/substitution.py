@@ -17,7 +17,7 @@ from shardwright.creation import default_dtype
 from shardwright.delayed.creation import noting
 from shardwright.delayed.materialise import has_delayed, is_delayed
 from shardwright.errors import ConfigError
-from shardwright.tensor_parallel.module import DistributedModule, named_shardings
+from shardwright.tensor_parallel.module import DistributedModule, named_shardings, parameter_dtype
 from shardwright.tensor_parallel.registry import Entry
 from shardwright.tensor_parallel.sharding import Sharding
 
@@ -62,10 +62,11 @@ class Substitution:
 
     @torch.no_grad()
     def take(self, name: str, whole: torch.Tensor) -> None:
-        """Set the substitute's part of a weight of the original, in the original's dtype."""
+        """Set the substitute's part of a weight of the original, in its dtype, or float16 with ``fp16_params``."""
         own = _tensors(self.substitute).get(name)
-        if own is not None and own.dtype != whole.dtype:
-            own.data = own.data.to(whole.dtype)
+        dtype = parameter_dtype(whole.dtype) if isinstance(own, nn.Parameter) else whole.dtype
+        if own is not None and own.dtype != dtype:
+            own.data = own.data.to(dtype)
         with noting() if is_delayed(whole) else nullcontext():
             self.substitute.load_whole_state_dict({name: whole})
 

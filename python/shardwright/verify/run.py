@@ -17,6 +17,7 @@ from shardwright.errors import ConfigError, ShardwrightError, VerificationError
 from shardwright.execution import process
 from shardwright.execution.call import CallWatch, RemoteModule
 from shardwright.execution.task import running_task
+from shardwright.half_precision import half_dtype
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.distributed import DistributedModel
 from shardwright.model.models import Models
@@ -69,11 +70,16 @@ def verify(
         The report, the same on every rank.
 
     Raises:
-        ConfigError: An argument is not allowed, the model cannot be copied, or modules of it are divided over
-            tensor-parallel ranks.
+        ConfigError: The job has ``fp16`` or ``bf16``, an argument is not allowed, the model cannot be copied, or
+            modules of it are divided over tensor-parallel ranks.
         VerificationError: Something departs, and ``raise_on_difference`` is set.
     """
     runtime = current_runtime()
+    if half_dtype(runtime.place.cfg) is not None:
+        raise ConfigError(
+            "smp.verify in a job with fp16 or bf16, whose roundings would hide what it looks for: verify the model in "
+            "a job without them"
+        )
     step, args = _step_of(step_function, args)
     if runtime.step.running or running_task() is not None:
         raise ShardwrightError("smp.verify was called inside a step function")

@@ -122,6 +122,21 @@ pub enum ConfigError {
         "the configuration key \"encrypt\" is true, but \"transport\" is \"ucx\", which would send between hosts what nobody encrypts; allowed with \"encrypt\": \"auto\", \"tcp\" or \"shared_memory\""
     )]
     EncryptedUcx,
+    /// Two dtypes for one model.
+    #[error(
+        "the configuration keys {first:?} and {second:?} are both true; they ask for different dtypes: give one of them"
+    )]
+    TwoDtypes {
+        /// One key.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// Gradients in float32 where they are anyway.
+    #[error(
+        "the configuration key \"_fp32_grad_accumulation\" is true, which needs \"fp16\" or \"bf16\" to be true"
+    )]
+    NeedsHalfPrecision,
     /// A key of data parallelism without data parallelism.
     #[error("the configuration key {key:?} is {value}, which needs \"ddp\" to be true")]
     NeedsDataParallelism {

@@ -10,7 +10,6 @@ const FLAG: ValueKind = ValueKind::Boolean;
 const POSITIVE: ValueKind = ValueKind::Integer(1, u32::MAX as u64);
 
 const NO_SHARDED_DATA_PARALLELISM: &str = "sharded data parallelism is not built yet";
-const NO_HALF_PRECISION: &str = "half-precision training is not built yet";
 const NO_OFFLOADING: &str = "activation offloading is not built yet";
 const NO_SAVED_PARTITION: &str = "loading a saved partition is not built yet";
 const TENSORFLOW_ONLY: &str = "it is a TensorFlow-only key and this library is for PyTorch";
@@ -64,9 +63,9 @@ pub const KEYS: &[ConfigKey] = &[
     torch("active_microbatches", POSITIVE, Derived("pipeline_parallel_degree + 2, but 2 * pipeline_parallel_degree with pipeline looped"), "microbatches", "microbatches in flight at once, except with pipeline simple"),
     torch("deterministic_server", FLAG, Boolean(false), "", "runs of one layout give the same bits: gradients are summed in one order, whatever the order in which requests are served; keeps a gradient for each microbatch until the step ends"),
     torch("tensor_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which each distributed module is split; more than 1 needs ddp"),
-    torch("fp16", FLAG, Boolean(false), "", "train in float16").not_built(NO_HALF_PRECISION),
-    torch("bf16", FLAG, Boolean(false), "", "train in bfloat16").not_built(NO_HALF_PRECISION),
-    torch("fp16_params", FLAG, Boolean(false), "", "create parameters of distributed modules in float16").not_built(NO_HALF_PRECISION),
+    torch("fp16", FLAG, Boolean(false), "", "train in float16: smp.DistributedModel casts the model, smp.DistributedOptimizer keeps float32 master weights and scales the loss"),
+    torch("bf16", FLAG, Boolean(false), "", "train in bfloat16: as fp16, but the loss is not scaled"),
+    torch("fp16_params", FLAG, Boolean(false), "", "create the parameters of distributed modules in float16, and leave everything else to the script; not with bf16"),
     torch("shard_optimizer_state", FLAG, Boolean(false), "", "shard optimizer state over replicas").not_built("optimizer state sharding is not built yet"),
     torch("offload_activations", FLAG, Boolean(false), "", "move checkpointed activations to host memory").not_built(NO_OFFLOADING),
     torch("activation_loading_horizon", POSITIVE, Integer(4), "tasks", "how many tasks ahead offloaded activations are fetched").not_built(NO_OFFLOADING),
@@ -86,7 +85,7 @@ pub const KEYS: &[ConfigKey] = &[
     torch("partition_file", Text, Nothing, "path", "where a partition is saved").not_built(NO_SAVED_PARTITION),
     torch("overlapping_allreduce", FLAG, Nothing, "", "false: no DistributedModel overlaps its all-reduce with backward; else its own argument decides"),
     torch("_match_weights", FLAG, Boolean(false), "", "either value: distributed modules always start from the weights of the modules that they replace"),
-    torch("_fp32_grad_accumulation", FLAG, Boolean(false), "", "for tests: accumulate gradients in float32").not_built(NO_HALF_PRECISION),
+    torch("_fp32_grad_accumulation", FLAG, Boolean(false), "", "for tests: with fp16 or bf16, gradients of half-precision parameters are float32, so they are summed over microbatches and replicas in float32"),
     own("seed", ValueKind::Integer(0, i64::MAX as u64), Integer(0), "", "seed of the random numbers drawn in steps (see reproducible_rng)"),
     own("reproducible_rng", FLAG, Boolean(false), "", "random numbers in a step depend on `seed`, the step, the microbatch and the module call only, the same for every degree of parallelism; false: they depend on the script's seed and on how the model is divided"),
     own("tensor_handles", FLAG, Boolean(true), "", "results that the caller only hands on stay where they are made until the next module needs them; false: every result comes to its caller"),

@@ -2,6 +2,7 @@
 //!
 //! A key at its default is always accepted, so the effective configuration is itself a valid one.
 
+mod dtypes;
 mod error;
 mod key;
 mod keys;
@@ -151,13 +152,14 @@ impl Config {
                 return Err(ConfigError::ActiveMicrobatchesExceeded { active, needed });
             }
         }
-        let is_on = |key| values.get(key) == Some(&json!(true));
+        let is_on = |key: &str| values.get(key) == Some(&json!(true));
         if is_on("fast_mode") && !is_on("static_mode") {
             return Err(ConfigError::FastModeAlone);
         }
         if is_on("encrypt") && values.get("transport") == Some(&json!("ucx")) {
             return Err(ConfigError::EncryptedUcx);
         }
+        dtypes::check(is_on)?;
         if !is_on("ddp") {
             check_without_data_parallelism(&values)?;
         }

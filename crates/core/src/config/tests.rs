@@ -136,12 +136,8 @@ fn an_error_names_the_key_the_value_and_what_is_allowed() {
 fn a_feature_that_is_not_built_is_refused_with_the_reason() {
     let cases = [
         (
-            json!({"fp16": true}),
-            "\"fp16\" is true, but half-precision training is not built yet; allowed until then: false, its default",
-        ),
-        (
-            json!({"fp16_params": true}),
-            "half-precision training is not built yet",
+            json!({"offload_activations": true}),
+            "\"offload_activations\" is true, but activation offloading is not built yet; allowed until then: false, its default",
         ),
         (json!({"contiguous": false}), "TensorFlow-only"),
         (json!({"horovod": true}), "TensorFlow-only"),

@@ -1,0 +1,170 @@
+"""Master weights: float32 copies of half-precision parameters, which an optimizer updates in their place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from shardwright.half_precision.cast import HALF
+
+_PARAMETER = "_shardwright_model_parameter"
+#: A master whose values were loaded, while those of its parameter may still be loaded.
+_LOADED = -1
+
+
+class _Master(NamedTuple):
+    parameter: torch.Tensor
+    tensor: nn.Parameter
+
+    @property
+    def is_copy(self) -> bool:
+        return self.parameter.dtype in HALF
+
+
+class Masters:
+    """The master weights of one optimizer's parameters on this rank, made when they are first needed.
+
+    The master of a parameter that is not in half precision shares its memory, so that only the gradients differ.
+    """
+
+    def __init__(self) -> None:
+        """Start without masters."""
+        self._masters: dict[int, _Master] = {}
+        #: The version of each parameter when its values were last those of its master.
+        self._versions: dict[int, int] = {}
+
+    def of(self, parameter: torch.Tensor) -> nn.Parameter:
+        """Return the master of a parameter; a new one has its values."""
+        found = self._masters.get(id(parameter))
+        if found is not None and found.parameter is parameter:
+            return found.tensor
+        values = parameter.detach()
+        master = nn.Parameter(values.float() if parameter.dtype in HALF else values)
+        setattr(master, _PARAMETER, parameter)
+        self._masters[id(parameter)] = _Master(parameter, master)
+        self._versions[id(parameter)] = parameter._version
+        return master
+
+    def copies(self, parameters: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the place of each parameter that has a master of its own memory, and the master's values."""
+        for place, parameter in enumerate(parameters):
+            found = self._masters.get(id(parameter))
+            if found is not None and found.is_copy:
+                yield place, found.tensor.detach()
+
+    @torch.no_grad()
+    def load(self, parameter: torch.Tensor, values: torch.Tensor) -> None:
+        """Set a master's values; where they do not round to the parameter's, :meth:`follow_model` takes these."""
+        master = self.of(parameter)
+        if parameter.dtype in HALF:
+            master.copy_(values)
+            self._versions[id(parameter)] = _LOADED
+
+    @torch.no_grad()
+    def follow_model(self, *, also_loaded: bool) -> None:
+        """Take over what was written to parameters since the last update; equal elements keep the master's precision.
+
+        Args:
+            also_loaded: Whether parameters have their values, if their masters were loaded.
+        """
+        for key, (parameter, master) in self._masters.items():
+            before = self._versions[key]
+            if before == parameter._version or parameter.dtype not in HALF or (before == _LOADED and not also_loaded):
+                continue
+            is_same = master.to(parameter.dtype) == parameter
+            master.copy_(torch.where(is_same, master, parameter.to(master.dtype)))
+            self._versions[key] = parameter._version
+
+    @torch.no_grad()
+    def take_from_model(self) -> None:
+        """Set all masters to the values of their parameters."""
+        for key, (parameter, master) in self._masters.items():
+            if parameter.dtype in HALF:
+                master.copy_(parameter)
+            self._versions[key] = parameter._version
+
+    @torch.no_grad()
+    def take_gradients(self, parameters: Sequence[torch.Tensor], scale: float, *, check: bool) -> bool:
+        """Give each master the gradient of its parameter, in float32 and divided by a scale.
+
+        Args:
+            parameters: The parameters.
+            scale: What the loss was multiplied by.
+            check: Whether to look for infinities and NaN, and to divide.
+
+        Returns:
+            Whether a gradient is not finite.
+        """
+        self.follow_model(also_loaded=True)
+        values: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                if (found := self._masters.get(id(parameter))) is not None:
+                    found.tensor.grad = None
+                continue
+            wide = torch.float32 if gradient.dtype in HALF else gradient.dtype
+            taken = gradient.detach().to(wide, copy=True)
+            self.of(parameter).grad = taken = taken.coalesce() if taken.is_sparse else taken
+            value = taken.values() if taken.is_sparse else taken
+            value = torch.view_as_real(value) if value.is_complex() else value
+            if value.numel():
+                values.setdefault((value.device, value.dtype), []).append(value)
+        if not check:
+            return False
+        found_inf: list[torch.Tensor] = []
+        for (device, _), together in values.items():
+            found_inf.append(torch.zeros((), device=device))
+            inverse = torch.full((), 1.0 / scale, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(together, found_inf[-1], inverse)
+        return any(bool(one) for one in found_inf)
+
+    def gradients(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the gradients of the masters of these parameters, of those that have one."""
+        found = (self._masters.get(id(parameter)) for parameter in parameters)
+        return [one.tensor.grad for one in found if one is not None and one.tensor.grad is not None]
+
+    def drop_gradients(self) -> None:
+        """Free the gradients of all masters."""
+        for master in self._masters.values():
+            master.tensor.grad = None
+
+    @torch.no_grad()
+    def copy_to_model(self) -> None:
+        """Round the masters that have a gradient to their parameters."""
+        copies = {key: one for key, one in self._masters.items() if one.is_copy and one.tensor.grad is not None}
+        if copies:
+            torch._foreach_copy_([one.parameter for one in copies.values()], [one.tensor for one in copies.values()])
+        for key, one in copies.items():
+            self._versions[key] = one.parameter._version
+
+    @contextlib.contextmanager
+    def in_place_of_parameters(self, optimizer: Optimizer) -> Iterator[None]:
+        """Put masters into the groups and the state of an optimizer within the block, where they exist."""
+        to_master = {key: one.tensor for key, one in self._masters.items()}
+        to_parameter = {id(one.tensor): one.parameter for one in self._masters.values()}
+        try:
+            _exchange(optimizer, to_master)
+            yield
+        finally:
+            _exchange(optimizer, to_parameter)
+
+
+def _exchange(optimizer: Optimizer, tensors: dict[int, Any]) -> None:
+    for group in optimizer.param_groups:
+        group["params"][:] = [tensors.get(id(one), one) for one in group["params"]]
+    entries = list(optimizer.state.items())
+    optimizer.state.clear()
+    for key, entry in entries:
+        optimizer.state[tensors.get(id(key), key)] = entry
+
+
+def model_parameter(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the parameter of the model that a tensor is the master of, or the tensor itself."""
+    found: torch.Tensor = getattr(tensor, _PARAMETER, tensor)
+    return found

@@ -1,0 +1,55 @@
+"""Training in half precision is the recipe of half weights, float32 masters and scaled losses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.half_precision.running import run
+
+KINDS = ("fp16", "bf16")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["one rank", "pp 2", "dp 2", "pp 2, dp 2"])
+def test_weights_masters_losses_and_scales_are_bit_for_bit_those_of_the_recipe(kind: str, layout: str) -> None:
+    seen = run("is_the_recipe", layout, kind)
+    assert all(0 < one["overflows"] < 10 for one in seen) == (kind == "fp16")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_in_float32_are_those_of_the_recipe(kind: str) -> None:
+    run("is_the_recipe", "pp 2, dp 2", kind, {"_fp32_grad_accumulation": True, "microbatches": 4})
+
+
+@pytest.mark.parametrize(("optimizer", "bound"), [("sgd", 0.0), ("fused adam", 0.0), ("novograd", 0.0), ("lamb", 1e-4)])
+def test_any_optimizer_updates_the_masters(optimizer: str, bound: float) -> None:
+    run("is_the_recipe", "pp 2", "fp16", optimizer=optimizer, bound=bound)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masters_are_clipped_by_the_norm_over_the_whole_model(kind: str) -> None:
+    run("is_the_recipe", "pp 2, dp 2", kind, max_norm=0.5, bound=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["pp 2", "dp 2"])
+def test_the_loss_curve_is_near_that_of_float32(kind: str, layout: str) -> None:
+    run("learns_as_in_float32", layout, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_curve_is_near_that_of_float32_where_reductions_overlap(kind: str) -> None:
+    config = {"overlapping_allreduce": None, "deterministic_server": False}
+    run("learns_as_in_float32", "pp 2, dp 2", kind, config, steps=120)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["tp 2", pytest.param("pp 2, tp 2", marks=pytest.mark.slow)])
+def test_the_loss_curve_of_a_divided_model_is_near_that_of_float32(kind: str, layout: str) -> None:
+    run("learns_as_in_float32", layout, kind, marked=True)
+
+
+@pytest.mark.parametrize("layout", ["pp 2", "dp 2", "pp 2, dp 2"])
+@pytest.mark.parametrize("clips", [False, True])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(layout: str, clips: bool) -> None:
+    run("an_overflow_on_one_rank_skips_on_all", layout, "fp16", bad=1, clips=clips)
