@@ -40,5 +40,5 @@ def test_fingerprints_differ_in_named_keys() -> None:
 
 
 def test_a_request_that_cannot_be_read_is_a_partition_error() -> None:
-    with pytest.raises(PartitionError, match="format_version 9; this version of the library reads up to 2"):
+    with pytest.raises(PartitionError, match="format_version 9; this version of the library reads up to 3"):
         _core.partition('{"format_version": 9}')
