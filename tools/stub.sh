@@ -20,7 +20,9 @@ lines = stub.read_text().splitlines(keepends=True)
     node for node in ast.walk(ast.parse("".join(lines))) if getattr(node, "name", "") == "in_process_with_faults"
 ]
 del lines[added.decorator_list[0].lineno - 1 : added.end_lineno]
-stub.write_text("import torch\n" + "".join(lines))  # annotations name its types
+first = next(number for number, line in enumerate(lines) if line.startswith(("from ", "import ")))
+lines[first:first] = ["from collections.abc import Callable, Sequence\n", "import torch\n"]  # what annotations name
+stub.write_text("".join(lines))
 PYTHON
 .venv/bin/ruff check --quiet --fix --select I,UP037 --stdin-filename "$stub" - <"$made_stub" |
     .venv/bin/ruff format --quiet --stdin-filename "$stub" - >"$made/formatted"

@@ -1,12 +1,12 @@
-import torch
-
 """
 Shardwright's Rust core.
 """
 
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
+import torch
 from _typeshed import SupportsGetItem
 
 __all__ = [
@@ -716,15 +716,15 @@ class Getters:
     """
     Functions without arguments that are called together.
     """
-    def __call__(self, /) -> tuple[Any, ...]:
+    def __call__(self, /) -> tuple[object, ...]:
         """
         What they give, in their order.
         """
-    def __new__(cls, /, getters: SupportsGetItem[int, Any]) -> Getters:
+    def __new__(cls, /, getters: Sequence[Callable[[], object]]) -> Getters:
         """
         Of these functions.
         """
-    def give(self, /, values: tuple[Any, ...]) -> bool:
+    def give(self, /, values: tuple[object, ...]) -> bool:
         """
         Whether they give these values.
         """
@@ -2094,7 +2094,7 @@ def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -
     outermost tuple are called there.
     """
 
-def kept_by_others(aliases: list[torch.Tensor], count_uses: Any, own: SupportsIndex) -> list[int]:
+def kept_by_others(aliases: list[torch.Tensor], count_uses: Callable[[int], int], own: SupportsIndex) -> list[int]:
     """
     Of a list of tensors, to which nothing else refers, those whose memory something else refers to: their numbers.
 
@@ -2113,7 +2113,9 @@ def memory_ids(tensors: list[torch.Tensor]) -> list[int]:
     For each tensor of a list what identifies the memory behind it, while that lives.
     """
 
-def owned_tensors(module: Any, stand_ins: frozenset[type], /) -> tuple[list[Any], list[tuple[Any, str]]]:
+def owned_tensors(
+    module: torch.nn.Module, stand_ins: frozenset[type], /
+) -> tuple[list[torch.nn.Parameter], list[tuple[torch.nn.Module, str]]]:
     """
     The parameters in a module tree, each once and in the model's order, and the module and name of each
     buffer; without what stands in for another rank's, by its exact type.
@@ -2121,7 +2123,7 @@ def owned_tensors(module: Any, stand_ins: frozenset[type], /) -> tuple[list[Any]
     This runs in every step, so it reads the modules' own dictionaries and asks torch for nothing.
     """
 
-def parameters_in_use(parameters: list[Any], /) -> list[Any]:
+def parameters_in_use(parameters: list[torch.nn.Parameter], /) -> list[torch.nn.Parameter]:
     """
     Those of the parameters that have a gradient, or hooks of any kind.
     """
