@@ -21,7 +21,7 @@ lines = stub.read_text().splitlines(keepends=True)
 ]
 del lines[added.decorator_list[0].lineno - 1 : added.end_lineno]
 first = next(number for number, line in enumerate(lines) if line.startswith(("from ", "import ")))
-lines.insert(first, "import torch\n")  # annotations name its types
+lines[first:first] = ["from collections.abc import Callable, Sequence\n", "import torch\n"]  # what annotations name
 stub.write_text("".join(lines))
 PYTHON
 .venv/bin/ruff check --quiet --fix --select I,UP037 --stdin-filename "$stub" - <"$made_stub" |

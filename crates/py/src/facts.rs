@@ -17,12 +17,13 @@ pub(crate) struct Getters(Vec<Py<PyAny>>);
 impl Getters {
     /// Of these functions.
     #[new]
+    #[pyo3(signature = (getters: "Sequence[Callable[[], object]]"))]
     fn new(getters: Vec<Py<PyAny>>) -> Self {
         Self(getters)
     }
 
     /// Whether they give these values.
-    #[pyo3(signature = (values: "tuple[Any, ...]"))]
+    #[pyo3(signature = (values: "tuple[object, ...]"))]
     fn give(&self, values: &Bound<'_, PyTuple>) -> PyResult<bool> {
         for (getter, value) in self.0.iter().zip(values) {
             let now = getter.bind(value.py()).call0()?;
@@ -34,7 +35,7 @@ impl Getters {
     }
 
     /// What they give, in their order.
-    #[pyo3(signature = () -> "tuple[Any, ...]")]
+    #[pyo3(signature = () -> "tuple[object, ...]")]
     fn __call__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let values = self.0.iter().map(|getter| getter.bind(py).call0());
         PyTuple::new(py, values.collect::<PyResult<Vec<_>>>()?)
@@ -165,7 +166,7 @@ pub(crate) fn memory_ids(tensors: &Bound<'_, PyList>) -> PyResult<Vec<u64>> {
 /// `count_uses` is torch's function that tells how many tensors and Python objects have the memory of a `_cdata`;
 /// `own` is how many references to its Python object there are where only this function has one.
 #[pyfunction]
-#[pyo3(signature = (aliases: "list[torch.Tensor]", count_uses, own))]
+#[pyo3(signature = (aliases: "list[torch.Tensor]", count_uses: "Callable[[int], int]", own))]
 pub(crate) fn kept_by_others(
     aliases: &Bound<'_, PyList>,
     count_uses: &Bound<'_, PyAny>,

@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyFrozenSet, PyList};
 ///
 /// This runs in every step, so it reads the modules' own dictionaries and asks torch for nothing.
 #[pyfunction]
-#[pyo3(signature = (module, stand_ins: "frozenset[type]", /) -> "tuple[list[Any], list[tuple[Any, str]]]")]
+#[pyo3(signature = (module: "torch.nn.Module", stand_ins: "frozenset[type]", /) -> "tuple[list[torch.nn.Parameter], list[tuple[torch.nn.Module, str]]]")]
 pub(crate) fn owned_tensors<'py>(
     module: Bound<'py, PyAny>,
     stand_ins: &Bound<'py, PyFrozenSet>,
@@ -51,7 +51,7 @@ pub(crate) fn owned_tensors<'py>(
 
 /// Those of the parameters that have a gradient, or hooks of any kind.
 #[pyfunction]
-#[pyo3(signature = (parameters: "list[Any]", /) -> "list[Any]")]
+#[pyo3(signature = (parameters: "list[torch.nn.Parameter]", /) -> "list[torch.nn.Parameter]")]
 pub(crate) fn parameters_in_use<'py>(
     parameters: &Bound<'py, PyList>,
 ) -> PyResult<Bound<'py, PyList>> {
