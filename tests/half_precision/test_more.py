@@ -67,8 +67,10 @@ def test_any_schedule_trains_as_the_recipe(schedule: str, wide: bool) -> None:
     run("is_the_recipe", "pp 2", "fp16", config)
 
 
-def test_replicas_with_fewer_batches_join() -> None:
-    run("replicas_with_fewer_batches_join", "dp 2", "fp16")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["dp 2", pytest.param("pp 2, dp 2", marks=pytest.mark.slow)])
+def test_replicas_with_fewer_batches_join(kind: str, layout: str) -> None:
+    run("replicas_with_fewer_batches_join", layout, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

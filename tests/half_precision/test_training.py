@@ -59,3 +59,8 @@ def test_the_loss_curve_of_a_divided_model_is_near_that_of_float32(kind: str, la
 @pytest.mark.parametrize("clips", [False, True])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(layout: str, clips: bool) -> None:
     run("an_overflow_on_one_rank_skips_on_all", layout, "fp16", bad=1, clips=clips)
+
+
+@pytest.mark.parametrize("layout", ["tp 2", "pp 2, tp 2"])
+def test_an_overflow_in_a_part_of_a_weight_skips_the_step_on_all(layout: str) -> None:
+    run("an_overflow_on_one_rank_skips_on_all", layout, "fp16", bad=1, in_a_row=3, marked=True)
