@@ -278,9 +278,8 @@ def delayed_parameters_are_cast() -> Any:
 def replicas_with_fewer_batches_join() -> Any:
     """Data-parallel ranks with one and five batches, of which the first overflow; afterwards all go on alike."""
     model = divided(made())
-    optimizer = smp.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), dynamic_loss_scale=True, **DYNAMIC
-    )
+    scaling: dict[str, Any] = {"dynamic_loss_scale": True, "dynamic_loss_args": DYNAMIC} if is_float16() else {}
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **scaling)
 
     def step(number: int) -> None:
         optimizer.zero_grad()
@@ -299,3 +298,45 @@ def replicas_with_fewer_batches_join() -> Any:
     masters = {number: one.double().sum().item() for number, one in masters_of(optimizer).items()}
     assert all(one == masters for one in smp.allgather(masters, smp.DP_GROUP))
     return scales[0]
+
+
+@case
+def gradients_of_divided_modules_are_as_exact(slack: float = 2.0) -> Any:
+    """Gradients over tensor ranks are about as far from those of float32 as those of half precision in one process."""
+    every = [batch(0, replica) for replica in range(smp.dp_size())]
+    found: list[dict[str, torch.Tensor]] = []
+    for kind in (torch.float32, dtype()):
+        plain = made().to(kind)
+        for of_replica in every:
+            for part in of_replica.chunk(2):
+                scaled = loss_of(plain(part[:, :-1]).float(), part) * static_scale() * 16
+                (scaled / 2 / len(every)).backward()
+        gradients = {name: one.grad.float() for name, one in plain.named_parameters() if one.grad is not None}
+        found.append({name: one / static_scale() / 16 for name, one in gradients.items()})
+    exact, half = found
+    largest = max(float(one.abs().max()) for one in exact.values())
+
+    def error(name: str, gradient: torch.Tensor, whole: torch.Tensor) -> float:
+        """The measure of parity, relative to the whole parameter's gradient."""
+        scale = max(float(exact[name].abs().max()), largest * 1e-3)
+        return float((gradient - whole).abs().max()) / scale
+
+    model = divided(made(marked=True))
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), static_loss_scale=static_scale())
+    train(model, batch(0, smp.dp_rank()))
+    shardings = model.placement.sharded.by_name()
+    divided_here, worst = 0, 0.0
+    for name, parameter in model.local_named_parameters():
+        whole = exact[name]
+        sharding = shardings.get(name)
+        if sharding is not None:
+            divided_here += sharding.is_divided
+            part = sharding.shard(whole, smp.tp_rank(), smp.tp_size())
+            assert part is not None
+        ours = error(name, parameter.grad.float() / optimizer.loss_scale, whole if sharding is None else part)
+        theirs = error(name, half[name], whole)
+        rounding = torch.finfo(dtype()).eps
+        assert ours <= slack * theirs + 2 * rounding, (name, ours, theirs)
+        worst = max(worst, ours)
+    assert divided_here > 5, "nothing is divided"
+    return worst

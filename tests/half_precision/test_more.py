@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.half_precision.running import run
 
@@ -60,14 +61,16 @@ def test_delayed_parameters_are_cast(layout: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["simple", "zero_bubble", "looped"])
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [False, True] if hasattr(torch.Tensor, "grad_dtype") else [False])
 def test_any_schedule_trains_as_the_recipe(schedule: str, wide: bool) -> None:
     config = {"pipeline": schedule, "_fp32_grad_accumulation": wide, "microbatches": 4}
     run("is_the_recipe", "pp 2", "fp16", config)
 
 
-def test_replicas_with_fewer_batches_join() -> None:
-    run("replicas_with_fewer_batches_join", "dp 2", "fp16")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["dp 2", pytest.param("pp 2, dp 2", marks=pytest.mark.slow)])
+def test_replicas_with_fewer_batches_join(kind: str, layout: str) -> None:
+    run("replicas_with_fewer_batches_join", layout, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,3 +93,11 @@ def test_a_model_of_transformers(kind: str, layout: str, optimize: str) -> None:
 
 def test_static_mode_trains_as_the_recipe() -> None:
     run("is_the_recipe", "pp 2", "fp16", {"static_mode": True, "fast_mode": True})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("layout", "optimize"), [("tp 2", "memory"), ("tp 2", "speed"), ("pp 2, tp 2", "memory"), ("pp 2, tp 2", "speed")]
+)
+def test_gradients_of_divided_modules_are_as_exact_as_in_one_process(kind: str, layout: str, optimize: str) -> None:
+    run("gradients_of_divided_modules_are_as_exact", layout, kind, {"optimize": optimize})
