@@ -22,6 +22,7 @@ __all__ = [
     "Config",
     "DeadlockDetector",
     "Description",
+    "DynamicLossScale",
     "Event",
     "EventKind",
     "ForwardCall",
@@ -29,6 +30,8 @@ __all__ = [
     "Getters",
     "GradMode",
     "LaunchInfo",
+    "MemoryCategories",
+    "MemoryMeter",
     "Node",
     "Place",
     "Recipe",
@@ -53,13 +56,17 @@ __all__ = [
     "derive_seed",
     "detached",
     "flatten",
+    "heap_bytes",
+    "in_flight",
+    "is_schedule",
     "kept_by_others",
     "means",
     "memory_ids",
+    "memory_limit",
     "owned_tensors",
     "parameters_in_use",
     "partition",
-    "partition_table",
+    "process_memory",
     "read_program",
     "reference_program",
     "references_to_storage",
@@ -559,6 +566,44 @@ class Description:
         """
 
 @final
+class DynamicLossScale:
+    """
+    A loss scale that shrinks with overflows and grows without them.
+    """
+    def __new__(
+        cls,
+        /,
+        *,
+        init_scale: SupportsFloat | SupportsIndex,
+        scale_factor: SupportsFloat | SupportsIndex,
+        scale_window: SupportsIndex,
+        min_scale: SupportsFloat | SupportsIndex,
+        delayed_shift: SupportsIndex,
+        consecutive_hysteresis: bool,
+    ) -> DynamicLossScale:
+        """
+        A scale that has seen no step. Raises `ConfigError` that names the setting that is not allowed.
+        """
+    @staticmethod
+    def from_json(json: str, /) -> DynamicLossScale:
+        """
+        The scale that `to_json` wrote. Raises `ConfigError` for any other text.
+        """
+    @property
+    def scale(self, /) -> float:
+        """
+        What the next loss is multiplied by.
+        """
+    def to_json(self, /) -> str:
+        """
+        Its settings and state, as JSON.
+        """
+    def update(self, overflow: bool, /) -> None:
+        """
+        Takes note of a step, whose gradients may have overflowed.
+        """
+
+@final
 class Event:
     """
     Something for the main thread, from `Server.supervise`.
@@ -756,22 +801,6 @@ class LaunchInfo:
     variables as torchrun), or `single`. `job_id` is the same text on all ranks, and another one for
     another job.
     """
-    def __eq__(self, value: object, /) -> bool: ...
-    def __ne__(self, value: object, /) -> bool: ...
-    def __new__(
-        cls,
-        /,
-        *,
-        launcher: str,
-        rank: SupportsIndex,
-        world_size: SupportsIndex,
-        local_rank: SupportsIndex,
-        local_size: SupportsIndex,
-        rendezvous_host: str | None,
-        rendezvous_port: SupportsIndex | None,
-        single_host: bool,
-        job_id: str,
-    ) -> LaunchInfo: ...
     @staticmethod
     def detect(environ: Any) -> LaunchInfo:
         """
@@ -797,6 +826,83 @@ class LaunchInfo:
     def single_host(self, /) -> bool: ...
     @property
     def world_size(self, /) -> int: ...
+
+@final
+class MemoryCategories:
+    """
+    Bytes of a rank by category; None where they are not known.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls,
+        /,
+        *,
+        parameters: SupportsIndex | None,
+        gradients: SupportsIndex | None,
+        optimizer_state: SupportsIndex | None,
+        activations: SupportsIndex | None,
+        buffers: SupportsIndex | None,
+        communication: SupportsIndex | None,
+    ) -> MemoryCategories:
+        """
+        What was measured, in bytes.
+        """
+    @property
+    def activations(self, /) -> int | None: ...
+    def advice(
+        self, /, config: Config, *, in_flight: SupportsIndex, microbatches: SupportsIndex, replicas: SupportsIndex
+    ) -> list[tuple[str, int, str]]:
+        """
+        The settings that would save memory, the largest saving first: setting, bytes, what it costs.
+        """
+    @property
+    def buffers(self, /) -> int | None: ...
+    @property
+    def communication(self, /) -> int | None: ...
+    @staticmethod
+    def expected(
+        *,
+        parameter_bytes: SupportsIndex,
+        trained_bytes: SupportsIndex,
+        buffer_bytes: SupportsIndex,
+        activation_bytes: SupportsIndex | None,
+        in_flight: SupportsIndex,
+        optimizer_bytes: SupportsIndex | None,
+        optimizer_shards: SupportsIndex,
+    ) -> MemoryCategories:
+        """
+        What is expected of a rank before it runs: with `activation_bytes` for each microbatch, of which `in_flight`
+        are kept at most, and an optimizer that keeps `optimizer_bytes` over `optimizer_shards` ranks.
+        """
+    @property
+    def gradients(self, /) -> int | None: ...
+    @property
+    def optimizer_state(self, /) -> int | None: ...
+    @property
+    def parameters(self, /) -> int | None: ...
+    def total(self, /) -> int:
+        """
+        The sum of what is known.
+        """
+
+@final
+class MemoryMeter:
+    """
+    The peak of the activations of one step, from samples of the bytes in use between its tasks.
+    """
+    def __new__(cls, /, in_use: SupportsIndex) -> MemoryMeter:
+        """
+        Begins with the bytes that are in use.
+        """
+    def activations(self, /, in_use: SupportsIndex) -> int:
+        """
+        The most bytes of activations, when the tasks have ended with `in_use`.
+        """
+    def sample(self, /, in_use: SupportsIndex, backward: bool) -> None:
+        """
+        Notes the bytes in use when a task of a forward or backward is about to begin.
+        """
 
 @final
 class Node:
@@ -2094,6 +2200,23 @@ def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -
     outermost tuple are called there.
     """
 
+def heap_bytes() -> int | None:
+    """
+    Bytes that the C library's heaps have given out; None where it does not tell.
+    """
+
+def in_flight(schedule: str, *, ranks: SupportsIndex, microbatches: SupportsIndex) -> list[int]:
+    """
+    The most microbatches in flight on each rank of a pipeline, under a schedule that is given as text.
+
+    Raises `ConfigError` for a schedule that cannot be run.
+    """
+
+def is_schedule(text: str) -> bool:
+    """
+    Whether a text is the name of a schedule, or a program itself, and not the path of one.
+    """
+
 def kept_by_others(aliases: list[torch.Tensor], count_uses: Callable[[int], int], own: SupportsIndex) -> list[int]:
     """
     Of a list of tensors, to which nothing else refers, those whose memory something else refers to: their numbers.
@@ -2111,6 +2234,11 @@ def means(config: Config, world: SupportsIndex, local_size: SupportsIndex) -> tu
 def memory_ids(tensors: list[torch.Tensor]) -> list[int]:
     """
     For each tensor of a list what identifies the memory behind it, while that lives.
+    """
+
+def memory_limit() -> int | None:
+    """
+    The least of the limits on this process's memory, in bytes: of its control group, its address space and its data.
     """
 
 def owned_tensors(
@@ -2133,9 +2261,10 @@ def partition(request_json: str) -> str:
     Divides a model over the stages of a pipeline: a request as JSON in, a decision as JSON out.
     """
 
-def partition_table(decision_json: str) -> str:
+def process_memory() -> tuple[int, int, int] | None:
     """
-    A decision, as `partition` returns it, as a table for people.
+    Bytes of this process that are in memory, the most that ever were, and those shared with other processes; None where
+    the system does not tell.
     """
 
 def read_program(text: str) -> str:
