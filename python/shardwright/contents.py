@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -351,38 +351,42 @@ def cells_of(values: Iterable[Any]) -> tuple[list[Cell], list[torch.Tensor]]:
     return cells, tensors
 
 
-def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = ()) -> bool:
+def restore_cells(
+    cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = (), others: Mapping[int, Any] | None = None
+) -> bool:
     """Restore snapshots; iterators that have advanced are replaced with copies in their holders.
 
     Args:
         cells: The values.
-        holders: Attributes that may hold iterators themselves.
+        holders: Attributes that may hold iterators, or what is replaced, themselves.
+        others: Values that take the place of others, by their ``id``.
 
     Returns:
-        Whether there are copies.
+        Whether there are copies of iterators.
     """
     cells = list(cells)
-    copies: dict[int, Any] = {}
+    copies: dict[int, Any] = dict(others or {})
     for cell in cells:
         if cell.kind is ITERATOR and cell.before and not are_same(cell.parts, cell.parts_now):
             copies[id(cell.value)] = read_iterator(cell.before[1])[1]
     for cell in cells:
         assert cell.kind.write is not None, "what only leads to others has no cell"
-        cell.kind.write(cell.value, _replaced(cell.before, copies) if copies else cell.before)
+        cell.kind.write(cell.value, replaced_in(cell.before, copies) if copies else cell.before)
     for attributes in holders if copies else ():
         for name, value in list(attributes.items()):
             if id(value) in copies:
                 attributes[name] = copies[id(value)]
-    return bool(copies)
+    return len(copies) > len(others or {})
 
 
-def _replaced(state: Any, copies: dict[int, Any]) -> Any:
+def replaced_in(state: Any, copies: dict[int, Any]) -> Any:
+    """Return the contents of a container or object with other values in the place of some, by their ``id``."""
     if type(state) is list:
         return [copies.get(id(item), item) for item in state]
     if type(state) is dict:
         return {key: copies.get(id(item), item) for key, item in state.items()}
     if type(state) is tuple and any(type(part) in (list, dict) for part in state):
-        return tuple(_replaced(part, copies) for part in state)
+        return tuple(replaced_in(part, copies) for part in state)
     return state
 
 

@@ -140,7 +140,7 @@ def _call(
         f"module {target.name!r}, which rank {target.rank} owns, was called",
         state,
         task.state,
-        checkpointing=frame.checkpointing > 0,
+        checkpointing=frame.checkpointing,
         hooks=hooks,
         collector=collected,
     )

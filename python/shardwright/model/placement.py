@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from shardwright import _core, logs
+from shardwright.activation_checkpointing.interception import intercept_marked
 from shardwright.data_parallel import Replicas, sync_batch_norm
 from shardwright.delayed.materialise import materialise
 from shardwright.errors import StepAborted
@@ -319,6 +320,7 @@ class Placement:
 
     def _finish(self) -> None:
         self._placed = True
+        intercept_marked(module for _, module in self.local_named_modules())
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
     def wait_until_placed(self, task: RunningTask) -> None:
