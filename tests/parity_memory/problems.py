@@ -108,7 +108,8 @@ class Structured(nn.Module):
 
     def forward(self, given: dict[str, Any], *more: Any, scale: float) -> tuple[Any, ...]:
         a, (b, nothing) = given["a"], given["b"]
-        assert nothing is None and more[0] is more[1][0]
+        assert nothing is None
+        assert more[0] is more[1][0]
         a.mul_(scale)
         return {"a": self.inner(a) + b, "b": [self.outer(b * more[0]), None]}, None, a
 

@@ -1,4 +1,4 @@
-"""One rank of a job that runs cases: ``python -m tests.parity_memory.rank KIND CASES RESULTS``, with KIND a class name."""
+"""One rank of a job that runs cases: ``python -m tests.parity_memory.rank CLASS CASES RESULTS``."""
 
 from __future__ import annotations
 
