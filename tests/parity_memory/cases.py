@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from tests.parity.cases import Case
 from tests.parity.pairwise import factors as factors_of_grid
@@ -55,6 +56,11 @@ def all_cases() -> list[MemoryCase]:
     for module in pkgutil.iter_modules(features.__path__):
         found += importlib.import_module(f"{features.__name__}.{module.name}").CASES
     return sorted(found, key=lambda case: (isinstance(case, DividedCase), case.topology))
+
+
+def feature_of(case: MemoryCase) -> Any:
+    """The file of a case's feature."""
+    return importlib.import_module(f"{features.__name__}.{case.feature}")
 
 
 def factors(case: MemoryCase) -> list[Hashable]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import functools
-import importlib
 import json
 import os
 import sys
@@ -26,8 +25,8 @@ from tests.parity.table import row_of_failure
 from tests.parity_tp import rank as of_tensors
 from tests.parity_tp.precision import compute_in_double
 
-from . import cases, features
-from .cases import DividedCase, MemoryCase, PipelineCase
+from . import cases
+from .cases import DividedCase, MemoryCase, PipelineCase, feature_of
 from .recomputed import Recomputed
 
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
@@ -88,11 +87,6 @@ class TensorRun(of_tensors.RankRun):
         """Train, comparing every step."""
         feature_of(self.case).before_step({"model": self.model}, self.case, 0)
         super().run()
-
-
-def feature_of(case: MemoryCase) -> Any:
-    """The file of a case's feature."""
-    return importlib.import_module(f"{features.__name__}.{case.feature}")
 
 
 def run_case(case: MemoryCase) -> dict[str, Any]:

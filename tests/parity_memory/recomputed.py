@@ -1,24 +1,25 @@
-"""Counts the modules that a rank computes again in backward."""
+"""Counts what a rank computes again in backward."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import nn
+from shardwright.activation_checkpointing import recompute
 
 
 class Recomputed:
-    """The number of calls of modules inside the backward pass, from when it is made."""
+    """The number of second computations of checkpointed modules, from when it is made."""
 
     def __init__(self) -> None:
-        self.calls = 0
-        self._handle = nn.modules.module.register_module_forward_hook(self._called)
+        self.number = 0
+        self._original: Any = recompute.isolated
+        recompute.isolated = self._counted
 
-    def _called(self, *_: Any) -> None:
-        self.calls += torch._C._current_graph_task_id() != -1
+    def _counted(self, state: Any) -> Any:
+        self.number += 1
+        return self._original(state)
 
     def end(self) -> int:
         """Stop counting; return how many there were."""
-        self._handle.remove()
-        return self.calls
+        recompute.isolated = self._original
+        return self.number

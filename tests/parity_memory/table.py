@@ -7,21 +7,21 @@ from typing import Any
 from tests.parity.cases import Case
 from tests.parity.table import Outcome, aligned, collect
 
-from .cases import DividedCase, PipelineCase
+from .cases import DividedCase, PipelineCase, feature_of
 
 
 def judge(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
-    """What came of a case: exact, requests crossed, and each stage that holds parameters computed something again."""
+    """What came of a case: exact, requests crossed, and the feature had its effect."""
     outcome = collect(case, rows)
     present = [row for row in rows if row is not None]
     if outcome.missing or outcome.errors:
         return outcome
     if case.pp > 1 and not (outcome.forward and outcome.backward):
         outcome.failures.append(f"{outcome.forward} requests crossed forward and {outcome.backward} backward")
-    if sum(row["recomputed"] > 0 for row in present) < min(2, case.pp):
-        outcome.failures.append(
-            "modules were computed again on " + ", ".join(str(row["recomputed"]) for row in present)
-        )
+    assert isinstance(case, PipelineCase | DividedCase), "all are"
+    why = feature_of(case).failure(case, present)
+    if why is not None:
+        outcome.failures.append(why)
     return outcome
 
 
