@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ class State:
         self._scripted_copies = [buffer.detach().clone() for buffer in self._scripted]
         self._held: list[_Held] = []
         #: Other tensors in the place of those with a graph, which would be kept alive.
-        self._detached: dict[int, torch.Tensor] = {}
+        self._detached: dict[int, Any] = {}
         if not lasting:
             return
         statistics = {id(value) for record in self._records for value in _statistics(record)}
@@ -175,11 +176,31 @@ class State:
             else:
                 self._held.append(_Held(tensor, always=id(tensor) in statistics))
         if self._detached:
+            self._detach_containers()
             for record in self._records:
                 record.attributes = _with(record.attributes, self._detached)
                 record.tables["_buffers"] = _with(record.tables["_buffers"], self._detached)
-            for cell in self._cells:
+
+    def _detach_containers(self) -> None:
+        """Put copies in the place of containers and objects that hold tensors with a graph."""
+        remaining, found = self._cells, True
+        while found:
+            holding = [cell for cell in remaining if any(id(part) in self._detached for part in cell.parts)]
+            remaining = [cell for cell in remaining if cell not in holding]
+            found = bool(holding)
+            for cell in holding:
                 cell.before = replaced_in(cell.before, self._detached)
+                self._detached[id(cell.value)] = cell.value = copy.copy(cell.value)
+        # Contents that lead back to what was copied later.
+        for cell in self._cells:
+            cell.before = replaced_in(cell.before, self._detached)
+            if id(cell.value) in {id(one) for one in self._detached.values()}:
+                assert cell.kind.write is not None, "what only leads to others has no cell"
+                cell.kind.write(cell.value, cell.before)
+
+    def lasting(self, value: Any) -> Any:
+        """Return what stands for a value in the second computation: a copy, if the value holds a graph."""
+        return self._detached.get(id(value), value)
 
     def settle(self) -> None:
         """Note what the first computation has changed."""
@@ -206,8 +227,8 @@ class State:
             own = vars(record.module)
             holders += [own, own["_buffers"], own["_parameters"]]
         restore_cells(self._cells, holders, earlier)
-        for buffer, copy in zip(self._scripted, self._scripted_copies, strict=True):
-            buffer.data.copy_(copy)  # past its version, which what others have saved of it depends on
+        for buffer, values in zip(self._scripted, self._scripted_copies, strict=True):
+            buffer.data.copy_(values)  # past its version, which what others have saved of it depends on
 
     def _lost(self, tensor: torch.Tensor) -> FrameError:
         names = [
@@ -225,7 +246,7 @@ class State:
         )
 
 
-def _with(values: dict[str, Any], others: dict[int, torch.Tensor]) -> dict[str, Any]:
+def _with(values: dict[str, Any], others: dict[int, Any]) -> dict[str, Any]:
     return {name: others.get(id(value), value) for name, value in values.items()}
 
 

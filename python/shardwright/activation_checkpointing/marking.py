@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
 from torch import nn
 
 from shardwright.activation_checkpointing.interception import intercept_marked, is_sequence
@@ -96,6 +97,8 @@ def checked(function: str, named: str, preserve_rng_state: object, pack_args_as_
 
 def refuse_container(function: str, named: str, module: nn.Module) -> None:
     """Raise :class:`ConfigError` if a module is never called itself."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return  # which has a forward of its own kind
     if type(module).forward is nn.Module.forward and "forward" not in vars(module):
         raise ConfigError(
             f"{function} was given {named}, which has no forward and is never called: give it the modules in it, each "

@@ -58,7 +58,10 @@ def run_checkpointed(
     if how.isolated and not arguments.need_gradients and not any(map(_is_trained, parts)):
         return run(*args, **kwargs)
     del arguments.copies  # torch keeps them, as saved tensors, until the backward has run
-    state = State(parts, arguments.others, lasting=True) if how.isolated else None
+    state = None
+    if how.isolated:
+        state = State(parts, arguments.others, lasting=True)
+        arguments.others = [state.lasting(other) for other in arguments.others]
     settings = process.settings()
     generators = _generators() if how.preserves_rng_state else None
     first: list[tuple[tuple[Any, ...], Mapping[str, Any]]] = [(args, kwargs)]
