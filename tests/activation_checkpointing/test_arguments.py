@@ -260,25 +260,3 @@ def test_a_graph_that_is_kept_gives_the_same_gradient_twice() -> None:
     first, module.weight.grad = first.clone(), None
     result.backward()
     assert torch.equal(first, module.weight.grad)
-
-
-def test_a_compiled_by_script_module() -> None:
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(self.norm(self.dense(x)))
-
-    torch.manual_seed(0)
-    scripted: Any = torch.jit.script(Plain())
-    own: Any = Plain()
-    own.load_state_dict(scripted.state_dict())
-    x = torch.randn(8, 6)
-    for _ in range(2):
-        own(x).square().sum().backward()
-        smp.checkpoint(scripted, x).square().sum().backward()
-    torch.testing.assert_close(scripted.dense.weight.grad, own.dense.weight.grad)
-    assert scripted.norm.num_batches_tracked == own.norm.num_batches_tracked == 2
-    torch.testing.assert_close(scripted.norm.running_mean, own.norm.running_mean)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shardwright.activation_checkpointing.interception import is_sequence, region, run_in_groups
-from shardwright.activation_checkpointing.marking import checked, refuse_container
+from shardwright.activation_checkpointing.marking import checked, refuse_unfit
 from shardwright.activation_checkpointing.recompute import run_checkpointed
 from shardwright.errors import ConfigError
 from shardwright.frames.checkpointing import Checkpointing
@@ -41,7 +41,7 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, *
         )
     named = f"a {type(module).__name__}"
     checked(function, named, preserve_rng_state, False, "each")
-    refuse_container(function, named, module)
+    refuse_unfit(function, named, module)
     if not torch.is_grad_enabled():
         return module(*args, **kwargs)
     how = Checkpointing(isolated=True, preserves_rng_state=preserve_rng_state, group=0)

@@ -38,8 +38,8 @@ def _intercept(module: nn.Module) -> None:
         return
     _intercepted.add(module)
     compiled = module._compiled_call_impl
-    if isinstance(module, torch.jit.ScriptModule) or _is_compiled(compiled):
-        call: Any = module._call_impl if compiled is None else compiled
+    if _is_compiled(compiled):
+        call: Any = compiled
 
         def called(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return _called(own, call, args, kwargs, is_whole=True)

@@ -153,14 +153,10 @@ class State:
             values: Other values that their code may change.
             lasting: Whether it is kept until the backward; tensors are then copied, and graphs are not kept.
         """
-        scripted = [module for module in modules if isinstance(module, torch.jit.ScriptModule)]
-        self._records = [_Record(module) for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+        self._records = [_Record(module) for module in modules]
         held: list[Any] = [value for record in self._records for value in record.attributes.values()]
         held += [value for record in self._records for value in record.tables["_buffers"].values()]
         self._cells, tensors = cells_of([*held, *values])
-        #: Tensors of compiled code, which cannot be replaced by others.
-        self._scripted = [buffer for module in scripted for buffer in module.buffers(recurse=False)]
-        self._scripted_copies = [buffer.detach().clone() for buffer in self._scripted]
         self._held: list[_Held] = []
         #: Other tensors in the place of those with a graph, which would be kept alive.
         self._detached: dict[int, Any] = {}
@@ -227,8 +223,6 @@ class State:
             own = vars(record.module)
             holders += [own, own["_buffers"], own["_parameters"]]
         restore_cells(self._cells, holders, earlier)
-        for buffer, values in zip(self._scripted, self._scripted_copies, strict=True):
-            buffer.data.copy_(values)  # past its version, which what others have saved of it depends on
 
     def _lost(self, tensor: torch.Tensor) -> FrameError:
         names = [
@@ -261,7 +255,6 @@ def _statistics(record: _Record) -> list[Any]:
 def isolated(state: State) -> Iterator[None]:
     """Compute in the block with an earlier state of modules, which afterwards keep what they kept before."""
     now = State([record.module for record in state._records], [cell.value for cell in state._cells], lasting=False)
-    now._scripted, now._scripted_copies = state._scripted, [one.detach().clone() for one in state._scripted]
     _thread.depth += 1
     try:
         state.put()

@@ -10,6 +10,7 @@ from torch import nn
 
 from shardwright.activation_checkpointing.interception import intercept_marked, is_sequence
 from shardwright.errors import ConfigError
+from shardwright.frames import current_frame
 from shardwright.frames.checkpointing import Checkpointing, clear_mark, set_mark
 from shardwright.job.runtime import find_runtime
 from shardwright.job.wrapped import WrappedModels
@@ -47,7 +48,8 @@ def set_activation_checkpointing(
         raise ConfigError(f"{function} was given {safe_repr(module)}, a {type(module).__name__}; allowed: an nn.Module")
     runtime = find_runtime()
     models = runtime[WrappedModels].alive if runtime is not None else []
-    if runtime is not None and runtime.step.running:
+    # The hooks after a partition run inside the first step, but in no code of it.
+    if runtime is not None and runtime.step.running and (runtime.place.pp_size == 1 or current_frame() is not None):
         raise ConfigError(
             f"{function} was called for a {type(module).__name__} inside a step: call it between steps, on every rank"
         )
@@ -55,7 +57,7 @@ def set_activation_checkpointing(
     module = wrapped.get(id(module), module)
     named = _named(module, models)
     group = checked(function, named, preserve_rng_state, pack_args_as_tuple, strategy)
-    refuse_container(function, named, module)
+    refuse_unfit(function, named, module)
     if not is_sequence(module):
         given = {"strategy": (strategy, "each"), "pack_args_as_tuple": (pack_args_as_tuple, False)}
         for name, (value, default) in given.items():
@@ -95,10 +97,16 @@ def checked(function: str, named: str, preserve_rng_state: object, pack_args_as_
     return 1 if strategy == "each" else 0
 
 
-def refuse_container(function: str, named: str, module: nn.Module) -> None:
-    """Raise :class:`ConfigError` if a module is never called itself."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return  # which has a forward of its own kind
+def refuse_unfit(function: str, named: str, module: nn.Module) -> None:
+    """Raise :class:`ConfigError` if a module is never called itself, or TorchScript compiles parts of it."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            where = f"part {name!r} of it" if name else "it"
+            raise ConfigError(
+                f"{function} was given {named}, and {where} is compiled by TorchScript, which computes in other ways "
+                "from one call to the next: what it keeps for the backward cannot be computed again. Give it the "
+                "modules around such parts, each by itself, or leave them uncompiled"
+            )
     if type(module).forward is nn.Module.forward and "forward" not in vars(module):
         raise ConfigError(
             f"{function} was given {named}, which has no forward and is never called: give it the modules in it, each "

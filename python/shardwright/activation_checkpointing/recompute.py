@@ -68,17 +68,20 @@ def run_checkpointed(
 
     def again(module: nn.Module, *saved: torch.Tensor) -> Any:
         entered.module = module if how.isolated else None
-        if first:
-            own_args, own_kwargs = first.pop()
-            return run(*own_args, **own_kwargs)
-        own_args, own_kwargs = arguments.again(saved)
-        with (
-            process.computing_under(settings),
-            _generators_as(generators),
-            nullcontext() if state is None else isolated(state),
-            in_frame(None),  # what it registers on tensors of the second computation is for nobody
-        ):
-            return run(*own_args, **own_kwargs)
+        try:
+            if first:
+                own_args, own_kwargs = first.pop()
+                return run(*own_args, **own_kwargs)
+            own_args, own_kwargs = arguments.again(saved)
+            with (
+                process.computing_under(settings),
+                _generators_as(generators),
+                nullcontext() if state is None else isolated(state),
+                in_frame(None),  # what it registers on tensors of the second computation is for nobody
+            ):
+                return run(*own_args, **own_kwargs)
+        finally:
+            entered.module = None
 
     again.isolated = how.isolated  # type: ignore[attr-defined]
     del args, kwargs
@@ -95,7 +98,6 @@ def run_checkpointed(
                 preserve_rng_state=how.preserves_rng_state,
             )
     finally:
-        entered.module = None
         if frame is not None and how.isolated:
             frame.checkpointing = outside
         if state is not None:
