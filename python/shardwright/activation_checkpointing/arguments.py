@@ -46,8 +46,7 @@ class Arguments:
                 self._order.append(None)
         self._needs = [tensor.requires_grad for tensor in tensors]
         # The layout of the arguments decides which kernels run, and therefore what they save for the backward.
-        strides = dict(layouts_of(tensors).strides)
-        self._strides = [strides.get(place) for place in range(len(tensors))]
+        self._strides = [_strides_of(tensor) for tensor in tensors]
         self.copies = [_copy(tensor) for tensor in tensors]
         self.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
@@ -73,6 +72,13 @@ class Arguments:
         return args, kwargs
 
 
+def _strides_of(tensor: torch.Tensor) -> list[int] | None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    strides = layouts_of([tensor]).strides
+    return strides[0][1] if strides else None
+
+
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_inference() or type(tensor) is not torch.Tensor:
         return tensor.detach().clone()
@@ -80,7 +86,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     copy: torch.Tensor | None = None if kept is None else kept()
     if copy is None or version != tensor._version:
         own = tensor.detach()
-        if own.layout is torch.strided:  # an expanded tensor stays as small as it is
+        if own.layout is torch.strided and not own.is_nested:  # an expanded tensor stays as small as it is
             once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in own.stride())
             copy = own[once].clone().expand(own.shape)
         else:

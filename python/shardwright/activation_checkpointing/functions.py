@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from shardwright.activation_checkpointing.interception import is_sequence, region, run_in_groups
 from shardwright.activation_checkpointing.marking import checked, refuse_unfit
-from shardwright.activation_checkpointing.recompute import run_checkpointed
+from shardwright.activation_checkpointing.recompute import makes_graph, run_checkpointed
 from shardwright.errors import ConfigError
 from shardwright.frames.checkpointing import Checkpointing
 from shardwright.frames.guards import divided_modules
@@ -42,7 +41,7 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, *
     named = f"a {type(module).__name__}"
     checked(function, named, preserve_rng_state, False, "each")
     refuse_unfit(function, named, module)
-    if not torch.is_grad_enabled():
+    if not makes_graph():
         return module(*args, **kwargs)
     how = Checkpointing(isolated=True, preserves_rng_state=preserve_rng_state, group=0)
     if module not in divided_modules:
@@ -82,7 +81,7 @@ def checkpoint_sequential(
         )
     group = checked(function, f"a {type(sequential).__name__}", preserve_rng_state, pack_args_as_tuple, strategy)
     forward: Any = sequential.forward
-    if not torch.is_grad_enabled():
+    if not makes_graph():
         return forward(input)
     how = Checkpointing(isolated=True, preserves_rng_state=preserve_rng_state, group=group)
     if sequential not in divided_modules:

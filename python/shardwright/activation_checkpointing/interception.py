@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.activation_checkpointing.recompute import Run, entered, run_checkpointed
+from shardwright.activation_checkpointing.recompute import Run, entered, makes_graph, run_checkpointed
 from shardwright.frames import current_frame
 from shardwright.frames.checkpointing import Checkpointing, mark_of
 from shardwright.frames.guards import divided_modules
@@ -66,7 +66,7 @@ def _is_compiled(call: Any) -> bool:
 def _called(
     module: nn.Module, run: Run, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_whole: bool = False
 ) -> Any:
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or not makes_graph():
         return run(*args, **kwargs)
     if entered.module is module:  # the call of it is a checkpoint already
         entered.module = None
@@ -111,7 +111,7 @@ def isolating_region() -> Checkpointing | None:
 def region(module: nn.Module, how: Checkpointing) -> Iterator[None]:
     """Have the modules that a module with parts on other ranks calls in the block be checkpointed where they run."""
     frame = current_frame()
-    if frame is None or not torch.is_grad_enabled():
+    if frame is None or not makes_graph():
         yield
         return
     _intercept_parts(module, set())
@@ -164,7 +164,7 @@ def in_groups(modules: Sequence[nn.Module], group: int) -> Iterator[list[nn.Modu
 def run_modules(modules: Sequence[nn.Module], value: Any) -> Any:
     """Run consecutive children of an ``nn.Sequential``, checkpointed in groups if one around them asks for it."""
     how = isolating_region()
-    if how is None or not torch.is_grad_enabled():
+    if how is None or not makes_graph():
         for module in modules:
             value = module(value)
         return value

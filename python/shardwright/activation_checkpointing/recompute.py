@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from shardwright.activation_checkpointing.arguments import Arguments
 from shardwright.activation_checkpointing.isolation import State, isolated
+from shardwright.errors import FrameError
 from shardwright.execution import process
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.checkpointing import Checkpointing
@@ -30,6 +31,11 @@ class _Entered(threading.local):
 
 
 entered = _Entered()
+
+
+def makes_graph() -> bool:
+    """Return whether what is computed now can have a backward."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def run_checkpointed(
@@ -50,7 +56,7 @@ def run_checkpointed(
     Returns:
         What ``run`` returns.
     """
-    if not torch.is_grad_enabled():
+    if not makes_graph():
         return run(*args, **kwargs)
     parts = list({part: None for module in modules for part in module.modules()})
     arguments = Arguments(args, kwargs)
@@ -97,6 +103,14 @@ def run_checkpointed(
                 use_reentrant=False,
                 preserve_rng_state=how.preserves_rng_state,
             )
+    except RuntimeError as error:
+        if "support saved tensor hooks" in str(error):  # of torch.func, or of disable_saved_tensors_hooks
+            raise FrameError(
+                f"{type(modules[0]).__name__} is checkpointed, and its forward uses a transform of torch.func (or "
+                "disables saved_tensors_hooks), inside which PyTorch cannot free what is saved for the backward: "
+                "checkpoint the modules around or inside it instead"
+            ) from error
+        raise
     finally:
         if frame is not None and how.isolated:
             frame.checkpointing = outside
