@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import sys
 
+from tests.covering import covering
 from tests.parity.command import chosen, parser, print_names
 from tests.parity.job import progress_bar, run_cases
 from tests.parity.pairwise import pairwise
 from tests.parity.table import BAR
 
-from .cases import DividedCase, PipelineCase, all_cases, factors
+from .cases import DividedCase, PipelineCase, all_cases, factors, few
 from .table import judge, render
 
 
 def main() -> int:
     """Parse, run, print."""
-    arguments = parser("tests.parity_memory", __doc__, "names of cases", partitions=False).parse_args()
+    options = parser("tests.parity_memory", __doc__, "names of cases", partitions=False)
+    options.add_argument("--few", action="store_true", help="every way of every feature, schedule and kind of job once")
+    arguments = options.parse_args()
     known = all_cases()
+    if arguments.few:
+        known = covering(known, few)
     cases = chosen(pairwise(known, factors) if arguments.pairwise else known, arguments.patterns)
     if arguments.list or not cases:
         return print_names(cases)

@@ -44,7 +44,7 @@ class DividedCase(TensorCase):
     @property
     def name(self) -> str:
         """A name without spaces, for choosing cases."""
-        return f"{super().name}-{self.how}"
+        return f"{super().name}-{self.how.replace(' ', '-')}"
 
 
 MemoryCase = PipelineCase | DividedCase
@@ -67,3 +67,9 @@ def factors(case: MemoryCase) -> list[Hashable]:
     """The settings of a case, but for its problem."""
     grid = factors_of_tensors(case) if isinstance(case, DividedCase) else factors_of_grid(case)
     return [*grid, ("feature", case.feature, case.how)]
+
+
+def few(case: MemoryCase) -> list[Hashable]:
+    """What a small choice of cases covers."""
+    kind = type(case).__name__
+    return [(kind, case.feature, case.how), (case.feature, case.schedule), (kind, case.pp > 1, case.dp > 1)]
