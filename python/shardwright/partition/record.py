@@ -26,6 +26,7 @@ class ModuleRecord:
         own_activation_bytes: Bytes it keeps for its backward that no other module kept before: measured, or estimated
             as the bytes of its results.
         output_bytes: Bytes of its own results.
+        input_bytes: Bytes of its arguments.
     """
 
     execution_index: int | None
@@ -34,6 +35,7 @@ class ModuleRecord:
     operations: int
     own_activation_bytes: int
     output_bytes: int
+    input_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
