@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
+from shardwright.activation_checkpointing import isolation
 from shardwright.errors import FrameError
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
@@ -140,6 +142,20 @@ def test_a_large_buffer_that_changes_later_is_an_error_once_and_then_copied() ->
         assert torch.equal(module.weight.grad, plain.weight.grad)  # type: ignore[arg-type]
         assert torch.equal(module.table, plain.table)
     assert module.calls == 5
+
+
+def test_tensors_too_large_to_be_copied_for_learning_change_with_an_error_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "_LEARNING_BYTES", 1000)
+    module = nn.Embedding(50, 50, max_norm=0.5)
+    index = torch.arange(9)
+    with pytest.raises(FrameError, match=r"'weight' of Embedding, of shape \(50, 50\), was written to after"):
+        smp.checkpoint(module, index).sum().backward()
+    plain = copy.deepcopy(module)
+    for one, call in ((module, smp.checkpoint), (plain, lambda module, index: module(index))):
+        one.zero_grad()
+        call(one, index + 20).square().sum().backward()
+    assert torch.equal(module.weight.grad, plain.weight.grad)  # type: ignore[arg-type]
+    assert torch.equal(module.weight, plain.weight)
 
 
 def test_a_weight_that_is_updated_before_the_backward_is_an_error() -> None:

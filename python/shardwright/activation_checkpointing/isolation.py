@@ -30,6 +30,10 @@ from shardwright.opaque import MAX_BYTES
 _NORMALISATION = nn.modules.batchnorm._NormBase
 
 
+#: How much is copied before a first computation to learn whether it changes it.
+_LEARNING_BYTES = 1 << 26
+
+
 class _Thread(threading.local):
     depth = 0
 
@@ -65,21 +69,21 @@ _known: Any = WeakIdKeyDictionary()
 class _Held:
     """A tensor that a module keeps, as it was before the first computation.
 
-    Small ones are copied, and larger ones once it is known that they change: before the first computation with them,
-    which shows it, and from then on if they do.
+    Small ones are copied, and larger ones once it is known that they change. Before the first computation with them,
+    which shows it, they are copied as well, unless that takes too much memory.
     """
 
     __slots__ = ("always", "copy", "is_large", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, *, always: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, *, always: bool, budget: int) -> None:
         self.tensor, self.version, self.copy = tensor, version_of(tensor), None
         known = _known.get(tensor)
         self.always = always or tensor.is_inference() or (known is not None and known.changes)
-        self.is_large = isinstance(tensor, nn.Parameter) or tensor.numel() * tensor.element_size() > MAX_BYTES
+        self.is_large = isinstance(tensor, nn.Parameter) or self.num_bytes > MAX_BYTES
         if tensor.is_meta or is_remote(tensor) or tensor.layout is not torch.strided:
             self.always = False
             return
-        if self.is_large and known is not None and not self.always:
+        if self.is_large and not self.always and (known is not None or self.num_bytes > budget):
             return
         if known is None:
             known = _known[tensor] = _Known()
@@ -89,6 +93,11 @@ class _Held:
         self.copy = tensor.detach().clone()
         if not self.always and not self.is_large:
             known.copy, known.version = self.copy, self.version
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the tensor."""
+        return self.tensor.numel() * self.tensor.element_size()
 
     def settle(self) -> None:
         """Note whether the first computation has changed it."""
@@ -154,23 +163,26 @@ class State:
             lasting: Whether it is kept until the backward; tensors are then copied, and graphs are not kept.
         """
         self._records = [_Record(module) for module in modules]
-        held: list[Any] = [value for record in self._records for value in record.attributes.values()]
-        held += [value for record in self._records for value in record.tables["_buffers"].values()]
-        self._cells, tensors = cells_of([*held, *values])
+        own: list[Any] = [value for record in self._records for value in record.attributes.values()]
+        own += [value for record in self._records for value in record.tables["_buffers"].values()]
+        self._cells, tensors = cells_of([*own, *values])
         self._held: list[_Held] = []
         #: Other tensors in the place of those with a graph, which would be kept alive.
         self._detached: dict[int, Any] = {}
         if not lasting:
             return
         statistics = {id(value) for record in self._records for value in _statistics(record)}
-        for record in self._records:
-            self._held += [_Held(one, always=False) for one in record.tables["_parameters"].values() if one is not None]
         for tensor in tensors:
             if tensor.grad_fn is not None and not is_remote(tensor):
                 self._detached[id(tensor)] = tensor.detach().requires_grad_()
-                self._held.append(_Held(self._detached[id(tensor)], always=False))
-            else:
-                self._held.append(_Held(tensor, always=id(tensor) in statistics))
+        kept = [self._detached.get(id(tensor), tensor) for tensor in tensors]
+        parameters = [one for record in self._records for one in record.tables["_parameters"].values()]
+        kept += list({id(one): one for one in parameters if one is not None}.values())
+        budget = _LEARNING_BYTES
+        for tensor in kept:
+            held = _Held(tensor, always=id(tensor) in statistics, budget=budget)
+            budget -= held.num_bytes if held.is_large and held.copy is not None else 0
+            self._held.append(held)
         if self._detached:
             self._detach_containers()
             for record in self._records:
