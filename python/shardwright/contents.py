@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ FOREIGN = frozenset(
 )
 #: Beyond this depth no more than so many values are looked through.
 MAX_DEPTH, MAX_BEYOND = 4, 1000
+Others = dict[int, Any] | None  # values in the place of others, by their ``id``
 _NO_STATE = (
     nn.Module,
     torch.Tensor,
@@ -225,10 +226,9 @@ def _local_kind() -> Kind:
 
 def _both(first: Kind, second: Kind) -> Kind:
     def write(value: Any, before: Any) -> None:
-        assert first.write is not None
-        assert second.write is not None
-        first.write(value, before[0])
-        second.write(value, before[1])
+        for kind, part in zip((first, second), before, strict=True):
+            assert kind.write is not None
+            kind.write(value, part)
 
     return Kind(
         lambda value: (first.read(value), second.read(value)),
@@ -351,21 +351,19 @@ def cells_of(values: Iterable[Any]) -> tuple[list[Cell], list[torch.Tensor]]:
     return cells, tensors
 
 
-def restore_cells(
-    cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = (), others: Mapping[int, Any] | None = None
-) -> bool:
+def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = (), others: Others = None) -> bool:
     """Restore snapshots; iterators that have advanced are replaced with copies in their holders.
 
     Args:
         cells: The values.
         holders: Attributes that may hold iterators, or what is replaced, themselves.
-        others: Values that take the place of others, by their ``id``.
+        others: Values that take the place of others.
 
     Returns:
         Whether there are copies of iterators.
     """
     cells = list(cells)
-    copies: dict[int, Any] = dict(others or {})
+    copies = dict(others or {})
     for cell in cells:
         if cell.kind is ITERATOR and cell.before and not are_same(cell.parts, cell.parts_now):
             copies[id(cell.value)] = read_iterator(cell.before[1])[1]
