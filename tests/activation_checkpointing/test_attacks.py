@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -281,3 +282,67 @@ def test_a_step_with_checkpoints_and_dropout_is_verified_beside_one_process(tmp_
     environment = {"SM_HP_MP_PARAMETERS": '{"pipeline_parallel_degree": 2}'}
     for out in outputs_of_ranks(script, ranks=2, folder=tmp_path, environment=environment):
         assert "verified" in out
+
+
+@pytest.mark.parametrize("how", ["each", "group_2", "whole"])
+def test_autocast_and_settings_of_the_caller_are_those_of_the_second_computation(job: Job, how: str) -> None:
+    class Making(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * torch.full((3,), 1 / 3).sin().float() + torch.exp(x)
+
+    def run(marked: bool) -> list[torch.Tensor]:
+        def main(runtime: Runtime) -> list[torch.Tensor]:
+            torch.manual_seed(2)
+            module = Model()
+            module.body[1], module.body[3] = Making(3), Making(3)
+            for name, rank in RANKS.items():
+                smp.set_partition(module.get_submodule(name), rank)
+            model = smp.DistributedModel(module)
+            if marked and how == "whole":
+                smp.set_activation_checkpointing(model)
+            elif marked:
+                smp.set_activation_checkpointing(module.body, strategy=how)
+
+            @smp.step
+            def train(part: torch.Tensor) -> Any:
+                torch.set_default_dtype(torch.float64)
+                with torch.autocast("cpu", torch.bfloat16):
+                    output = model(part)
+                torch.set_default_dtype(torch.float32)
+                loss = output.float().square().mean()
+                model.backward(loss)
+                return loss.detach()
+
+            found = [train(torch.linspace(-1, 1, 6 * MICROBATCHES).view(-1, 3)).concat()]
+            return found + [p.grad.clone() for p in model.local_parameters() if p.grad is not None]
+
+        given = {"auto_partition": False, "default_partition": 0, "microbatches": MICROBATCHES, "pipeline": "simple"}
+        results = job.run(main, given)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [tensor for result in results if isinstance(result, list) for tensor in result]
+
+    found, expected = run(True), run(False)
+    assert len(found) == len(expected) > 10
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_nothing_is_left_of_many_calls() -> None:
+    module = nn.Sequential(Block(3), nn.BatchNorm1d(3), Block(3))
+    module.register_buffer("table", torch.zeros(300, 300))
+
+    def objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    def calls(number: int) -> None:
+        for _ in range(number):
+            smp.checkpoint(module, torch.randn(4, 3)).sum().backward()
+            smp.checkpoint_sequential(module, torch.randn(4, 3), "group_2").sum().backward()
+
+    calls(3)
+    before = objects()
+    calls(50)
+    assert objects() - before < 50
