@@ -22,11 +22,7 @@ impl TorchContext {
     #[new]
     #[pyo3(signature = (*, grad_mode, inference_mode=false, autocast=Vec::new(), checkpointing=None, hooks=true,
                         device=None, settings=Vec::new(), collector=None))]
-    #[expect(
-        clippy::too_many_arguments,
-        clippy::fn_params_excessive_bools,
-        reason = "keywords, in Python"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
     fn new(
         grad_mode: bool,
         inference_mode: bool,

@@ -5,7 +5,6 @@ use crate::value::Value;
 /// The torch state of a forward request. Everything that a request says which only PyTorch can mean stands here; the
 /// default is the state of a fresh process.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "torch has so many modes")]
 pub struct TorchContext {
     /// `torch.is_grad_enabled()`.
     pub grad_mode: bool,
