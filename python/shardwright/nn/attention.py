@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.job.runtime import current_runtime
+from shardwright.job.runtime import find_runtime
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
 from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
@@ -161,7 +161,8 @@ class DistributedAttentionLayer(Block):
             given["scale_attn_by_layer_idx"],
             given.get("layer_idx"),
         )
-        self.checkpoint_attentions = current_runtime().place.cfg.checkpoint_attentions
+        runtime = find_runtime()
+        self.checkpoint_attentions = runtime is not None and runtime.place.cfg.checkpoint_attentions
         self._make_linears(given["query_key_value_bias"], given["dense_bias"])
         self.query_norm, self.key_norm = (
             HeadNorm(attention_head_size, layernorm_epsilon, **self._place) if given["query_key_norm"] else None
