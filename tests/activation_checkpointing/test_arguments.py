@@ -260,3 +260,32 @@ def test_a_graph_that_is_kept_gives_the_same_gradient_twice() -> None:
     first, module.weight.grad = first.clone(), None
     result.backward()
     assert torch.equal(first, module.weight.grad)
+
+
+def test_sparse_and_nested_tensors_are_copied_too() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, matrix: torch.Tensor, ragged: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(torch.sparse.mm(matrix, self.weight)).sum() * torch.exp(ragged.values() * self.weight[0])
+
+    module, matrix = Sparse(), torch.eye(3).to_sparse()
+    ragged = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(1, 2)], layout=torch.jagged)
+    found = []
+    for call in (smp.checkpoint, lambda module, *args: module(*args)):
+        module.zero_grad()
+        call(module, matrix, ragged).square().sum().backward()
+        found.append(module.weight.grad)
+    assert torch.equal(*found)
+
+
+def test_nothing_is_checkpointed_where_there_is_no_backward() -> None:
+    module = Module("plain")
+    with torch.inference_mode(), torch.set_grad_enabled(True):
+        assert not smp.checkpoint(module, torch.ones(2, 6)).requires_grad
+    with torch.no_grad():
+        assert not smp.checkpoint_sequential(nn.Sequential(module), torch.ones(2, 6)).requires_grad
+    module.requires_grad_(False)
+    assert smp.checkpoint(module, torch.ones(2, 6)).grad_fn is None
