@@ -111,8 +111,12 @@ def parity(module: str, *arguments: str) -> Callable[[], Part]:
     return run
 
 
-PAIRWISE = (parity("tests.parity", "--pairwise"), parity("tests.parity_tp", "--pairwise"))
-WHOLE = (parity("tests.parity"), parity("tests.parity_tp"))
+PAIRWISE = (
+    parity("tests.parity", "--pairwise"),
+    parity("tests.parity_tp", "--pairwise"),
+    parity("tests.parity_memory", "--few"),
+)
+WHOLE = (parity("tests.parity"), parity("tests.parity_tp"), parity("tests.parity_memory"))
 QUICK = (python("not gpu and not slow"), rust, *PAIRWISE)
 WHOLE_PARITY = (python("not gpu and not slow"), rust, *WHOLE)
 ALL = (python("not gpu"), rust, *WHOLE)

@@ -6,6 +6,8 @@ too slow for one device.
 
 from shardwright import amp, model, nn, optimizers
 from shardwright._core import __version__
+from shardwright.activation_checkpointing.functions import checkpoint, checkpoint_sequential
+from shardwright.activation_checkpointing.marking import set_activation_checkpointing
 from shardwright.data_parallel.sampler import DistributedSampler
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import (
@@ -111,6 +113,8 @@ __all__ = [
     "amp",
     "barrier",
     "broadcast",
+    "checkpoint",
+    "checkpoint_sequential",
     "clip_grad_norm_",
     "comm_stats",
     "delay_param_initialization",
@@ -153,6 +157,7 @@ __all__ = [
     "report",
     "resume_after_failure",
     "send",
+    "set_activation_checkpointing",
     "set_partition",
     "set_tensor_parallelism",
     "shutdown",

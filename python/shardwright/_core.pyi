@@ -1987,7 +1987,7 @@ class TorchContext:
         grad_mode: bool,
         inference_mode: bool = False,
         autocast: SupportsGetItem[int, tuple[str, str, bool]] = ...,
-        checkpointing: bool = False,
+        checkpointing: tuple[bool, bool, SupportsIndex] | None = None,
         hooks: bool = True,
         device: str | None = None,
         settings: SupportsGetItem[int, tuple[TorchSetting, bool | str]] = ...,
@@ -1997,6 +1997,7 @@ class TorchContext:
         `autocast` has for each device type under autocast its name, the dtype's and whether casts are cached; `hooks`
         is False where only the module's `forward` runs; `device` and `settings` are what the task has changed of the
         script's; `collector` is what `transformers` collects: for lists how long they are, else the value.
+        `checkpointing` is as its attribute has it.
 
         Raises `ValueError` for a setting whose value is of another kind.
         """
@@ -2006,9 +2007,10 @@ class TorchContext:
         Enabled autocast states: device type, dtype, cache enabled.
         """
     @property
-    def checkpointing(self, /) -> bool:
+    def checkpointing(self, /) -> tuple[bool, bool, int] | None:
         """
-        Whether the work is to be checkpointed.
+        How the work is to be checkpointed: whether state changes once, whether random numbers are drawn again, and
+        how many children of an `nn.Sequential` are one checkpoint (0 for all); None where it is not.
         """
     @property
     def collector(self, /) -> list[tuple[str, int | Spec]] | None:

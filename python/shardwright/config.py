@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +51,6 @@ def check_world(
         raise ConfigError(
             f'{error}; "partitions", which was given, is another name of pipeline_parallel_degree'
         ) from None
-
-
-def without_effect(
-    config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
-) -> Iterator[str]:
-    """Describe the given keys that have no effect yet; arguments as for `load_config`."""
-    given = _merged(config, keys, environ)
-    if given.get("checkpoint_attentions"):
-        yield (
-            'the configuration key "checkpoint_attentions" is true, but checkpointing of attention is not built yet: '
-            "layers keep all that their backward needs"
-        )
 
 
 def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

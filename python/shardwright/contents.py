@@ -39,6 +39,7 @@ FOREIGN = frozenset(
 )
 #: Beyond this depth no more than so many values are looked through.
 MAX_DEPTH, MAX_BEYOND = 4, 1000
+Others = dict[int, Any] | None  # values in the place of others, by their ``id``
 _NO_STATE = (
     nn.Module,
     torch.Tensor,
@@ -213,10 +214,9 @@ def _attributes_kind(kind: type) -> Kind | None:
 
 def _both(first: Kind, second: Kind) -> Kind:
     def write(value: Any, before: Any) -> None:
-        assert first.write is not None
-        assert second.write is not None
-        first.write(value, before[0])
-        second.write(value, before[1])
+        for kind, part in zip((first, second), before, strict=True):
+            assert kind.write is not None
+            kind.write(value, part)
 
     return Kind(
         lambda value: (first.read(value), second.read(value)),
@@ -339,35 +339,42 @@ def cells_of(values: Iterable[Any]) -> tuple[list[Cell], list[torch.Tensor]]:
     return cells, tensors
 
 
-def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = ()) -> bool:
+def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = (), others: Others = None) -> bool:
     """Restore snapshots; iterators that have advanced are replaced with copies in their holders.
 
-    `holders` are attributes that may hold iterators themselves. Returns whether there are copies.
+    Args:
+        cells: The values.
+        holders: Attributes that may hold iterators, or what is replaced, themselves.
+        others: Values that take the place of others.
+
+    Returns:
+        Whether there are copies of iterators.
     """
     cells = list(cells)
-    copies: dict[int, Any] = {}
+    copies = dict(others or {})
     for cell in cells:
         if cell.kind is ITERATOR and cell.before and not are_same(cell.parts, cell.parts_now):
             copies[id(cell.value)] = read_iterator(cell.before[1])[1]
     for cell in cells:
         assert cell.kind.write is not None, "what only leads to others has no cell"
-        before = _replaced(cell.before, copies) if copies else cell.before
+        before = replaced_in(cell.before, copies) if copies else cell.before
         if not are_unchanged(cell.kind.parts(before), cell.parts_now):
             cell.kind.write(cell.value, before)
     for attributes in holders if copies else ():
         for name, value in list(attributes.items()):
             if id(value) in copies:
                 attributes[name] = copies[id(value)]
-    return bool(copies)
+    return len(copies) > len(others or {})
 
 
-def _replaced(state: Any, copies: dict[int, Any]) -> Any:
+def replaced_in(state: Any, copies: dict[int, Any]) -> Any:
+    """Return the contents of a container or object with other values in the place of some, by their ``id``."""
     if type(state) is list:
         return [copies.get(id(item), item) for item in state]
     if type(state) is dict:
         return {key: copies.get(id(item), item) for key, item in state.items()}
     if type(state) is tuple and any(type(part) in (list, dict) for part in state):
-        return tuple(_replaced(part, copies) for part in state)
+        return tuple(replaced_in(part, copies) for part in state)
     return state
 
 

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
-from shardwright.config import check_world, load_config, without_effect
+from shardwright.config import check_world, load_config
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
@@ -75,9 +75,6 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         return
     launch = _core.LaunchInfo.detect(os.environ)
     cfg = load_config(config, keys, os.environ)
-    if launch.rank == 0:
-        for sentence in without_effect(config, keys, os.environ):
-            logs.logger.warning("%s", sentence)
     options = comm_options(cfg, os.environ, launch.local_size, one_host=launch.single_host)
     check_world(cfg, launch.world_size, config, keys, os.environ)
     topology = _core.Topology(

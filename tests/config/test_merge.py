@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import shardwright as smp
-from shardwright.config import check_world, load_config, without_effect
+from shardwright.config import check_world, load_config
 from shardwright.errors import ConfigError
 
 
@@ -162,25 +162,3 @@ def test_fast_mode_without_static_mode_is_refused() -> None:
     assert '"static_mode": True' in refused({"fast_mode": True}, environment(static_mode=False))
     assert load_config({"fast_mode": True, "static_mode": True}, {}, {}).fast_mode
     assert not load_config({"fast_mode": False}, {}, {}).fast_mode
-
-
-def test_a_given_key_without_effect_is_named() -> None:
-    (said,) = without_effect({}, {"checkpoint_attentions": True}, {})
-    assert said.startswith('the configuration key "checkpoint_attentions" is true')
-    assert list(without_effect({}, {}, environment(checkpoint_attentions=True))) == [said]
-    assert not list(without_effect(None, {}, {}))
-    assert not list(without_effect(None, {"checkpoint_attentions": False}, {}))
-
-
-def test_the_log_says_that_a_given_key_has_no_effect(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SM_HP_MP_PARAMETERS"):
-        monkeypatch.delenv(name, raising=False)
-    (sentence,) = without_effect({}, {"checkpoint_attentions": True}, {})
-    try:
-        with caplog.at_level("WARNING"):
-            smp.init(checkpoint_attentions=True)
-    finally:
-        smp.shutdown()
-    assert [record.getMessage() for record in caplog.records if record.name.startswith("shardwright")] == [sentence]

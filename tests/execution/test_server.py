@@ -175,7 +175,9 @@ def test_a_request_shows_every_field_of_the_papers_message(ranks: list[Rank]) ->
                 worker,
                 {"x": torch.zeros(2, 3)},
                 to=1,
-                call=forward_call((1, 4), grad_mode=False, autocast=[("cpu", "bfloat16", True)], checkpointing=True),
+                call=forward_call(
+                    (1, 4), grad_mode=False, autocast=[("cpu", "bfloat16", True)], checkpointing=(True, False, 2)
+                ),
                 microbatch=task.microbatch,
                 number=5,
             )
@@ -203,7 +205,7 @@ def test_a_request_shows_every_field_of_the_papers_message(ranks: list[Rank]) ->
         "grad_mode": False,
         "inference_mode": False,
         "autocast": [("cpu", "bfloat16", True)],
-        "checkpointing": True,
+        "checkpointing": (True, False, 2),
     }
     text = shown[0]
     for part in (
@@ -215,7 +217,7 @@ def test_a_request_shows_every_field_of_the_papers_message(ranks: list[Rank]) ->
         "place: call 5 of the step function",
         "grad mode: off",
         "autocast: cpu bfloat16 cache on",
-        "checkpointing: on",
+        "checkpointing: 2 children at a time",
         "float32",
     ):
         assert part in text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.execution.context import saved_tensor_hooks_are_set
+from shardwright.frames.checkpointing import OF_THE_SCRIPT
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -75,7 +76,9 @@ def test_checkpoint_goes_on_into_modules_that_span_ranks(reentrant: bool) -> Non
         return checkpoint(root.child, x * root.weight, use_reentrant=reentrant)
 
     compared = assert_exact(Part(body, child=Part(child, third=Part(_counting(runs, "third")))), data())
-    assert [request.forward.context.checkpointing for request in compared.job.server.requests[:2]] == [True, True]
+    assert [request.forward.context.checkpointing for request in compared.job.server.requests[:2]] == [
+        OF_THE_SCRIPT
+    ] * 2
     assert runs[-3:] == ["child", "third", "third"]
 
 

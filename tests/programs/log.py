@@ -103,6 +103,8 @@ class Log:
 
     def hook(self, name: str, tensor: torch.Tensor, scale: bool) -> None:
         """Put a hook on a tensor that notes its gradients here, and halves them on request."""
+        if _is_second_computation():
+            return
 
         def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
             if gradient is None:  # torch tells hooks of some tensors that no gradient came
@@ -114,6 +116,8 @@ class Log:
 
     def retain(self, name: str, tensor: torch.Tensor) -> None:
         """Have a tensor keep its gradient, for comparison."""
+        if _is_second_computation():
+            return
         tensor.retain_grad()
         self.retained[name].append((self._step(), tensor))
 
@@ -172,6 +176,10 @@ class Log:
         self._shapes.clear()
         self._changes.clear()
         self._versions.clear()
+
+
+def _is_second_computation() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _versions(module: nn.Module) -> list[int]:

@@ -40,6 +40,7 @@ class Program:
         evaluations: After which steps the model is evaluated, and how: ``no_grad`` or ``inference_mode``.
         updates: Whether weights change between steps.
         processes: Whether its ranks are processes of their own.
+        checkpointed: The modules that are checkpointed, by path, each with the strategy of an ``nn.Sequential``.
     """
 
     seed: str
@@ -64,6 +65,7 @@ class Program:
     evaluations: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     updates: bool = False
     processes: bool = False
+    checkpointed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def start(self) -> tuple[nn.Module, torch.Tensor]:
         """The model with its weights, and a batch: two inputs for each microbatch, one beside the other."""

@@ -123,6 +123,8 @@ def run_on_rank(program: Program, runtime: Runtime) -> Left:
     for path, rank in program.places.items():
         smp.set_partition(module.get_submodule(path), rank)
     model = smp.DistributedModel(module)
+    for path, strategy in program.checkpointed.items():
+        smp.set_activation_checkpointing(module.get_submodule(path), strategy=strategy)
     left, sent = Left({}, []), Counter[str]()
 
     @smp.step(non_split_inputs=["step"])

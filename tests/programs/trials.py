@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import random
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from shardwright.errors import (
     FrameError,
     NotOwnedError,
@@ -38,6 +40,8 @@ _REFUSED = [kind.__name__ for kind in _REFUSALS]
 _PLAIN_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
 #: No wide program computes with larger numbers, which would lose all digits in one subtraction.
 _MAX = 1e6
+#: How many programs have checkpointed modules.
+_CHECKPOINTED = 0.3
 #: Verdicts in the order of the table.
 VERDICTS = ("exact", "refused", "wrong", "hung", "crashed")
 
@@ -116,7 +120,12 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
         if all(value is None for value in gradients):
             continue
         program.places = generator.places(log.ran, joins_of(program), fields)
-        for has, feature in ((program.processes, "real processes"), (program.updates, "updates between steps")):
+        program.checkpointed = _checkpointed(program, log.ran)
+        for has, feature in (
+            (bool(program.checkpointed), "activation checkpointing"),
+            (program.processes, "real processes"),
+            (program.updates, "updates between steps"),
+        ):
             if has:
                 log.saw(feature)
         if wide:
@@ -128,6 +137,25 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
         program.static_steps = int("buffers that change" in log.features)
         return program, plain, frozenset(log.features)
     raise AssertionError(f"seed {seed} gives no program that plain torch can run")
+
+
+def _checkpointed(program: Program, ran: list[str]) -> dict[str, str]:
+    """Draw the modules that are checkpointed; beside what the generator drew, so that programs stay what they were."""
+    draw = random.Random(f"{program.seed} checkpointed")
+    if draw.random() >= _CHECKPOINTED:
+        return {}
+    parts = dict(program.start()[0].named_modules())
+    fit = [
+        path
+        for path, module in parts.items()
+        if (path in ran or isinstance(module, nn.Sequential))
+        and not any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    ]
+    strategies = ("each", "contiguous", "group_2")
+    return {
+        path: draw.choice(strategies) if isinstance(parts[path], nn.Sequential) else "each"
+        for path in draw.sample(fit, min(len(fit), draw.choice((1, 1, 2, 3))))
+    }
 
 
 def _is_tame(plain: Outcome) -> bool:

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use arbitrary::{Result, Unstructured};
 use shardwright_core::{CallId, ModuleId, Rank, RequestId};
 use shardwright_wire::{
-    AnswerKind, ArgumentNotes, BackwardCall, BackwardLink, Base, CloseCall, Collecting, Composite,
-    ForwardCall, ForwardLink, Gradients, Recipe, ResultNotes, SequentialRange, SettingValue,
-    TorchContext, TorchSetting, View, Work,
+    AnswerKind, ArgumentNotes, BackwardCall, BackwardLink, Base, Checkpointing, CloseCall,
+    Collecting, Composite, ForwardCall, ForwardLink, Gradients, Recipe, ResultNotes,
+    SequentialRange, SettingValue, TorchContext, TorchSetting, View, Work,
 };
 
 use crate::messages::{few, plain_value, value};
@@ -164,7 +164,15 @@ fn context(choices: &mut Unstructured<'_>) -> Result<TorchContext> {
         grad_mode: choices.arbitrary()?,
         inference_mode: choices.arbitrary()?,
         autocast: few(choices, Unstructured::arbitrary)?,
-        checkpointing: choices.arbitrary()?,
+        checkpointing: if choices.arbitrary()? {
+            Some(Checkpointing {
+                isolated: choices.arbitrary()?,
+                preserves_rng_state: choices.arbitrary()?,
+                group: choices.arbitrary()?,
+            })
+        } else {
+            None
+        },
         hooks: choices.arbitrary()?,
         device: choices.arbitrary()?,
         settings: few(choices, |choices| {

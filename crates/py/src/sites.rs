@@ -75,7 +75,7 @@ impl Sites {
             modes: vec![
                 state.grad_mode,
                 state.inference_mode,
-                state.checkpointing,
+                state.checkpointing.is_some(),
                 state.hooks,
             ],
             autocast: state.autocast.clone(),

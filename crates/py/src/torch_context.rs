@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use shardwright_wire::{Collecting, SettingValue};
+use shardwright_wire::{Checkpointing, Collecting, SettingValue};
 
 use crate::values::Spec;
 
@@ -16,21 +16,18 @@ impl TorchContext {
     /// `autocast` has for each device type under autocast its name, the dtype's and whether casts are cached; `hooks`
     /// is False where only the module's `forward` runs; `device` and `settings` are what the task has changed of the
     /// script's; `collector` is what `transformers` collects: for lists how long they are, else the value.
+    /// `checkpointing` is as its attribute has it.
     ///
     /// Raises `ValueError` for a setting whose value is of another kind.
     #[new]
-    #[pyo3(signature = (*, grad_mode, inference_mode=false, autocast=Vec::new(), checkpointing=false, hooks=true,
+    #[pyo3(signature = (*, grad_mode, inference_mode=false, autocast=Vec::new(), checkpointing=None, hooks=true,
                         device=None, settings=Vec::new(), collector=None))]
-    #[expect(
-        clippy::too_many_arguments,
-        clippy::fn_params_excessive_bools,
-        reason = "keywords, in Python"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
     fn new(
         grad_mode: bool,
         inference_mode: bool,
         autocast: Vec<(String, String, bool)>,
-        checkpointing: bool,
+        checkpointing: Option<(bool, bool, u32)>,
         hooks: bool,
         device: Option<String>,
         settings: Vec<(TorchSetting, Setting)>,
@@ -53,7 +50,13 @@ impl TorchContext {
             grad_mode,
             inference_mode,
             autocast,
-            checkpointing,
+            checkpointing: checkpointing.map(|(isolated, preserves_rng_state, group)| {
+                Checkpointing {
+                    isolated,
+                    preserves_rng_state,
+                    group,
+                }
+            }),
             hooks,
             device,
             settings: settings.collect::<PyResult<_>>()?,
@@ -85,10 +88,12 @@ impl TorchContext {
         self.0.autocast.clone()
     }
 
-    /// Whether the work is to be checkpointed.
+    /// How the work is to be checkpointed: whether state changes once, whether random numbers are drawn again, and
+    /// how many children of an `nn.Sequential` are one checkpoint (0 for all); None where it is not.
     #[getter]
-    fn checkpointing(&self) -> bool {
-        self.0.checkpointing
+    fn checkpointing(&self) -> Option<(bool, bool, u32)> {
+        let how = self.0.checkpointing?;
+        Some((how.isolated, how.preserves_rng_state, how.group))
     }
 
     /// Whether the module's hooks run.

@@ -29,5 +29,5 @@ pub use message::{
 };
 pub use notes::{ArgumentNotes, Base, Composite, Recipe, ResultNotes, View};
 pub use tensor::{HeldTensor, TensorMeta, TensorPart};
-pub use torch::{Collecting, SettingValue, TorchContext, TorchSetting};
+pub use torch::{Checkpointing, Collecting, SettingValue, TorchContext, TorchSetting};
 pub use value::Value;

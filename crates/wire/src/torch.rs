@@ -5,7 +5,6 @@ use crate::value::Value;
 /// The torch state of a forward request. Everything that a request says which only PyTorch can mean stands here; the
 /// default is the state of a fresh process.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "torch has so many modes")]
 pub struct TorchContext {
     /// `torch.is_grad_enabled()`.
     pub grad_mode: bool,
@@ -13,8 +12,8 @@ pub struct TorchContext {
     pub inference_mode: bool,
     /// Enabled autocast states: device type, dtype, cache enabled.
     pub autocast: Vec<(String, String, bool)>,
-    /// Whether the work is to be checkpointed.
-    pub checkpointing: bool,
+    /// How the work is to be checkpointed; `None` where it is not.
+    pub checkpointing: Option<Checkpointing>,
     /// Whether the module's hooks run; false where the script calls its `forward` itself.
     pub hooks: bool,
     /// The default device, where the task has set another one than the script.
@@ -30,7 +29,7 @@ impl TorchContext {
     pub fn is_plain(&self) -> bool {
         self.hooks
             && !self.inference_mode
-            && !self.checkpointing
+            && self.checkpointing.is_none()
             && self.autocast.is_empty()
             && self.device.is_none()
             && self.settings.is_empty()
@@ -44,13 +43,24 @@ impl Default for TorchContext {
             grad_mode: true,
             inference_mode: false,
             autocast: Vec::new(),
-            checkpointing: false,
+            checkpointing: None,
             hooks: true,
             device: None,
             settings: Vec::new(),
             collector: None,
         }
     }
+}
+
+/// How modules are checkpointed, which the backward computes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Checkpointing {
+    /// Whether what modules keep changes in the first computation only, as without a checkpoint.
+    pub isolated: bool,
+    /// Whether the second computation draws the random numbers of the first.
+    pub preserves_rng_state: bool,
+    /// How many consecutive children of an `nn.Sequential` are one checkpoint; 0 for all.
+    pub group: u32,
 }
 
 /// An entry of the collector of `transformers`.

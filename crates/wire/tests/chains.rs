@@ -1,10 +1,11 @@
 //! Laws of chains: whoever runs a call of one knows the next, and nothing gets lost on the way.
 
+use proptest::option;
 use proptest::prelude::*;
 use shardwright_core::{CallId, ModuleId, Rank, RequestId};
 use shardwright_wire::{
-    ArgumentNotes, BackwardLink, ForwardCall, ForwardLink, Gradients, UnknownGradient, Work,
-    WorkKind, next_backward,
+    ArgumentNotes, BackwardLink, Checkpointing, ForwardCall, ForwardLink, Gradients,
+    UnknownGradient, Work, WorkKind, next_backward,
 };
 
 fn forward_chain() -> impl Strategy<Value = Vec<ForwardLink>> {
@@ -51,11 +52,16 @@ fn gradients() -> impl Strategy<Value = Gradients> {
 proptest! {
     #[test]
     fn every_call_of_a_chain_is_made_once_in_order_under_the_first_ones_state(
-        chain in forward_chain(), checkpointing in any::<bool>(), stops in 0_usize..8
+        chain in forward_chain(), checkpointing in option::of(any::<(bool, bool, u32)>()), stops in 0_usize..8
     ) {
         let mut call = ForwardCall::new(ModuleId(0));
         call.chain.clone_from(&chain);
-        call.context.checkpointing = checkpointing;
+        call.context.checkpointing =
+            checkpointing.map(|(isolated, preserves_rng_state, group)| Checkpointing {
+                isolated,
+                preserves_rng_state,
+                group,
+            });
         let mut made = Vec::new();
         let notes = || ArgumentNotes { private: true, ..ArgumentNotes::default() };
         while let Some((link, next)) = if made.len() < stops { call.next(notes()) } else { call.next_stopped() } {

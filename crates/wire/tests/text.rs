@@ -7,10 +7,11 @@ use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
 use shardwright_wire::{
-    Answer, AnswerKind, ArgumentNotes, BackwardCall, BackwardLink, Base, Body, Buffer, CloseCall,
-    Collecting, Composite, ErrorReport, ForwardCall, ForwardLink, NoMemory, Phase, Place, Recipe,
-    Request, Response, ResponseOutcome, ResultNotes, SequentialRange, SettingValue, TensorMeta,
-    TensorPart, TorchContext, TorchSetting, Value, View, Work, text,
+    Answer, AnswerKind, ArgumentNotes, BackwardCall, BackwardLink, Base, Body, Buffer,
+    Checkpointing, CloseCall, Collecting, Composite, ErrorReport, ForwardCall, ForwardLink,
+    NoMemory, Phase, Place, Recipe, Request, Response, ResponseOutcome, ResultNotes,
+    SequentialRange, SettingValue, TensorMeta, TensorPart, TorchContext, TorchSetting, Value, View,
+    Work, text,
 };
 
 fn stub(shape: [u64; 2], requires_grad: bool) -> TensorPart {
@@ -70,7 +71,11 @@ fn a_forward_request_shows_every_field() {
         seed: 4711,
         context: TorchContext {
             autocast: vec![("cpu".to_owned(), "bfloat16".to_owned(), true)],
-            checkpointing: true,
+            checkpointing: Some(Checkpointing {
+                isolated: true,
+                preserves_rng_state: true,
+                group: 2,
+            }),
             ..TorchContext::default()
         },
         ..ForwardCall::new(ModuleId(12))

@@ -153,7 +153,7 @@ def _call(
         watcher(target, args, children)
     given = _given(frame, target, args, kwargs)
     collected = collector.outgoing()
-    context = context_of(target, task.state, checkpointing=frame.checkpointing > 0, hooks=hooks, collector=collected)
+    context = context_of(target, task.state, checkpointing=frame.checkpointing, hooks=hooks, collector=collected)
     seed = reproducible.place()
     sites = runtime[_core.Sites]
     asked = [(link.module_id, range) for link, range in links]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.activation_checkpointing.recompute import run_checkpointed
 from shardwright.errors import FrameError
-from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.kept import Attribute, Seen, Watch, seen_of
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame
@@ -82,7 +82,8 @@ def run_inside_checkpoint(
         FrameError: The module has parts on other ranks and is called inside such a checkpoint.
     """
     frame = current_frame()
-    if frame is None or not frame.checkpointing or not torch.is_grad_enabled():
+    how = None if frame is None else frame.checkpointing
+    if frame is None or how is None or how.isolated or not torch.is_grad_enabled():
         return call(*args, **kwargs)
     if module in divided_modules:
         raise FrameError(
@@ -94,10 +95,10 @@ def run_inside_checkpoint(
     once = None if task is None else task.computed_once
     if once is not None:
         once.check()
-    depth, frame.checkpointing = frame.checkpointing, 0
+    frame.checkpointing = None
     try:
-        return run_checkpointed(module, call, args, kwargs)
+        return run_checkpointed([module], call, how, args, kwargs)
     finally:
-        frame.checkpointing = depth
+        frame.checkpointing = how
         if once is not None:
             once.begin()

@@ -18,6 +18,7 @@ from shardwright.errors import FrameError
 from shardwright.execution import forward_mode, other_weights, precision, process
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
+from shardwright.frames.checkpointing import Checkpointing
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -165,7 +166,7 @@ def context_of(
     what: object,
     script: StepState,
     *,
-    checkpointing: bool,
+    checkpointing: Checkpointing | None,
     hooks: bool,
     collector: list[tuple[str, int | _core.Spec]] | None,
 ) -> _core.TorchContext:
@@ -174,7 +175,7 @@ def context_of(
     Args:
         what: What is called, for error messages.
         script: The state that the step began with.
-        checkpointing: Whether the module is checkpointed.
+        checkpointing: How the module is checkpointed; None if it is not.
         hooks: Whether the module's hooks run.
         collector: The outputs that ``transformers`` collects.
 
@@ -183,7 +184,7 @@ def context_of(
     """
     device, state = default_device(what), TaskState.capture()
     settings = process.difference(script.settings, script.thread)
-    is_plain = hooks and not checkpointing and not settings and not state.autocast and not state.inference_mode
+    is_plain = hooks and checkpointing is None and not settings and not state.autocast and not state.inference_mode
     if is_plain and device == script.device and collector is None:
         return _PLAIN[state.grad_mode]
     return _core.TorchContext(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.activation_checkpointing.interception import run_modules
 from shardwright.errors import FrameError
 from shardwright.execution.call import Link, RemoteModule, call_chain, call_remote
 
@@ -104,9 +105,7 @@ def group_sequential(
                     input, number = call_chain(part[done:], input)
                     done += number
             else:
-                for child in children[part[0] : part[1]]:
-                    assert child is not None, "an nn.Sequential holds modules only"
-                    input = child(input)
+                input = run_modules([child for child in children[part[0] : part[1]] if child is not None], input)
         return input
 
     module.forward = forward  # type: ignore[method-assign]

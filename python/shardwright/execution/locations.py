@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from shardwright.activation_checkpointing.isolation import is_isolated
 from shardwright.errors import FrameError
 from shardwright.frames import current_frame
 from shardwright.huggingface.collector import collects
@@ -75,7 +76,7 @@ class ModuleLocations:
     def refuse_change(self, module: nn.Module, attribute: str, value: Any) -> None:
         """Raise :class:`FrameError` if the code of a step sets an attribute that other ranks' copies would not see."""
         known = self._modules.get(module)
-        if known is None:
+        if known is None or is_isolated():
             return
         frame = current_frame()
         name, ranks, here, traced, _ = known

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -160,6 +161,17 @@ def restore_settings(wanted: Settings) -> None:
         for (_, set_), value, other in zip(_SETTINGS, wanted, settings(), strict=True):
             if value != other:
                 set_(value)
+
+
+@contextmanager
+def computing_under(wanted: Settings) -> Iterator[None]:
+    """Have the process's settings be these in the block, except for objects such as output streams."""
+    now = settings()
+    restore_settings((*wanted[: len(_SENT)], *now[len(_SENT) :]))
+    try:
+        yield
+    finally:
+        restore_settings(now)
 
 
 def thread_settings() -> Settings:

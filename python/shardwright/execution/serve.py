@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from shardwright import _core
+from shardwright.activation_checkpointing.interception import execute
 from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward
-from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
 from shardwright.execution.executed import Executed
@@ -29,6 +29,7 @@ from shardwright.execution.sparse import received_arguments, watched_in
 from shardwright.execution.state_order import splits_backward
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, Leaves, WeightGradients, cut, edge_of, in_frame, run_backward
+from shardwright.frames.checkpointing import Checkpointing
 from shardwright.frames.remote import bring_all
 from shardwright.huggingface import collector
 from shardwright.job.received import build
@@ -204,18 +205,21 @@ def _execute(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    value = None
-    for module in modules:
+    checkpointing = context.checkpointing
+
+    def call_of(module: nn.Module) -> Callable[..., Any]:
         run: Callable[..., Any] = module
         if not context.hooks:
             run = module.forward
         elif children is None:
             run = MethodType(nn.Module.__call__, module)  # the caller has run the `__call__` of a subclass
-        if context.checkpointing:
-            run = partial(_without_own_checkpoint, module, run)
-            value = run_checkpointed(module, run, args, kwargs)
-        else:
-            value = run(*args, **kwargs)
+        return run if checkpointing is None else partial(_without_own_checkpoint, module, run)
+
+    if checkpointing is not None:
+        return execute(modules, call_of, Checkpointing(*checkpointing), args, kwargs)
+    value = None
+    for module in modules:
+        value = call_of(module)(*args, **kwargs)
         args, kwargs = (value,), {}
     return value
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardwright import _core
+from shardwright.activation_checkpointing.isolation import is_isolated
 from shardwright.contents import reached
 from shardwright.errors import FrameError
 from shardwright.execution.children import value_of
@@ -161,6 +162,8 @@ class StatefulModules:
         if task is None or not self._runtime.step.running:
             self._watch.is_stale = True
             return
+        if is_isolated():
+            return  # and put back at once
         self._runtime[Turn].attributes.is_set(module, name, task.microbatch)
         if (module, name) in self._places and in_backward():
             self._refuse(task, f"{self._watch.name_of(module, name)} was set in a backward")
@@ -170,6 +173,8 @@ class StatefulModules:
     def is_switched(self, module: nn.Module, name: str) -> None:
         """Handle a change of the training mode or the hooks of a module."""
         task = running_task() or self._runtime[Turn].current
+        if is_isolated():
+            return
         if task is not None and self._runtime.step.running and self._watch.is_switched(module, name):
             self._refuse(task, f"{self._watch.name_of(module, name)} was changed, which the trace did not see")
 
@@ -257,7 +262,7 @@ class StatefulModules:
         task = running_task()
         if in_backward():
             current = task or runtime[Turn].current
-            if current is not None and runtime.step.running:
+            if current is not None and runtime.step.running and not is_isolated():
                 self._refuse(current, f"module {self._watch.path_of(module)!r} was computed again in a backward")
             return call(*args, **kwargs)
         if task is None or task.runtime is not runtime:
@@ -334,6 +339,7 @@ def _intercept(kept: StatefulModules, module: nn.Module, states: list[int]) -> N
         call = own._call_impl if compiled is None else compiled
         return kept.run_in_order(states, own, call, args, kwargs)
 
+    called.is_compiled = compiled is not None  # type: ignore[attr-defined]
     module._compiled_call_impl = MethodType(called, module)
     if isinstance(module, torch.jit.ScriptModule) or compiled is not None:
         return

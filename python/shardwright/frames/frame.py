@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.errors import FrameError
+from shardwright.frames.checkpointing import Checkpointing
 from shardwright.frames.cut import Slot, hook_on
 from shardwright.frames.leaves import Leaves
 from shardwright.frames.watch import RemoteMemory, Watched
@@ -127,7 +128,7 @@ class Frame:
         spanning: Whether modules inside it are on other ranks; only then is its own code guarded.
         unhookable: Nodes of tensors on which a hook would not see the whole gradient, and why.
         retain_graph: Whether saved tensors are retained, for state that a module keeps between its calls.
-        checkpointing: The number of ``torch.utils.checkpoint`` regions of the frame's own code that are open.
+        checkpointing: How the modules called in its own code are checkpointed by the ranks that run them; None if not.
         arguments: The arguments' tensors.
         hooked: Whether its code registered a hook on a tensor, or it returns a result of a module that did.
         hooked_elsewhere: Nodes of results of modules on other ranks that registered hooks on tensors of their own, or
@@ -152,7 +153,7 @@ class Frame:
     hooks: dict[tuple[Node, int], dict[int, Hook]] = field(default_factory=dict)
     kept_gradients: list[KeptGradient] = field(default_factory=list)
     spanning: bool = True
-    checkpointing: int = 0
+    checkpointing: Checkpointing | None = None
     num_calls: int = 0
     unhookable: dict[Node, str] = field(default_factory=dict)
     retain_graph: bool = False

@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from shardwright.errors import FrameError
+from shardwright.frames.checkpointing import OF_THE_SCRIPT
 from shardwright.frames.cut import engine_watchers, slot_of
 from shardwright.frames.frame import Frame, KeptGradient, current_frame
 from shardwright.frames.paths import Paths
@@ -220,14 +221,18 @@ def _runs_here(function: Any) -> bool:
 @contextmanager
 def _left_to_modules(frame: Frame) -> Iterator[None]:
     """Context manager for a checkpoint of a frame's own code, which is not recomputed as a whole."""
+    if frame.checkpointing is not None and frame.checkpointing.isolated:
+        yield  # the modules called inside are checkpointed already, and change what they keep once
+        return
     with ExitStack() as stack:
         for watcher in engine_watchers:
             stack.enter_context(watcher.computed_once())
-        frame.checkpointing += 1  # the modules called inside are checkpointed by the ranks that run them
+        before = frame.checkpointing
+        frame.checkpointing = OF_THE_SCRIPT  # the modules called inside are checkpointed by the ranks that run them
         try:
             yield
         finally:
-            frame.checkpointing -= 1
+            frame.checkpointing = before
 
 
 def _frame_for_checkpoint(function: Any) -> Frame | None:

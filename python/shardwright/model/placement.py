@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from shardwright import _core, logs
+from shardwright.activation_checkpointing.interception import intercept_marked
 from shardwright.data_parallel import sync_batch_norm
 from shardwright.data_parallel.replicas import Replicas
 from shardwright.delayed.materialise import materialise
@@ -329,6 +330,7 @@ class Placement:
         self._placed = True
         if (observer := self.runtime[Turn].observer) is not None:
             observer.placed()
+        intercept_marked(module for _, module in self.local_named_modules())
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
     def wait_until_placed(self, task: RunningTask) -> None:

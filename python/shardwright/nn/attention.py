@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.job.runtime import find_runtime
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
 from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
@@ -59,6 +60,7 @@ class DistributedAttentionLayer(Block):
     """The attention block; each tp rank has the i-th slice of the heads (paper, appendix F).
 
     Attributes:
+        checkpoint_attentions: Whether the backward computes scores again, from the configuration.
         pre_layernorm: The normalization of the input, or None.
         query_key_value: The linear layer to queries, keys and values, concatenated in its output.
         query: The linear layer to queries, for cross-attention.
@@ -147,6 +149,8 @@ class DistributedAttentionLayer(Block):
             options.get("scale_attn_by_layer_idx", False),
             options.get("layer_idx"),
         )
+        runtime = find_runtime()
+        self.checkpoint_attentions = runtime is not None and runtime.place.cfg.checkpoint_attentions
 
     def _check_heads(self) -> None:
         heads, pairs, degree = self.num_attention_heads, self.num_key_value_heads, self.tp_group.size
@@ -212,7 +216,9 @@ class DistributedAttentionLayer(Block):
             query, key, value = query.float(), key.float(), value.float()
         seed = self.seed_of(inputs.seed, self.attention_dropout_prob, 0, divided=True)
         dropout = None if seed is None else (self.attention_dropout_prob, seed)
-        context = attend(query, key, value, self._added(inputs, query.shape[-2]), self.scale, dropout).to(dtype)
+        added = self._added(inputs, query.shape[-2])
+        recomputed_for = self if self.checkpoint_attentions else None
+        context = attend(query, key, value, added, self.scale, dropout, recomputed_for).to(dtype)
         output = self.dense(context.transpose(1, 2).flatten(2))
         return self.after(inputs.hidden, output, inputs.seed, 1)
 

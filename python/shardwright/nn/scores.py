@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import MethodType
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
+from torch.nn.attention import SDPBackend
 
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import random_numbers
@@ -58,6 +62,7 @@ def attend(
     added: Added,
     scale: float,
     dropout: tuple[float, int] | None = None,
+    recomputed_for: nn.Module | None = None,
 ) -> torch.Tensor:
     """Weight the values by the softmax of the scores, with torch's kernels.
 
@@ -68,6 +73,8 @@ def attend(
         added: The summands of the scores.
         scale: The factor of the scores.
         dropout: The dropout probability of attention weights, and the seed; None for no dropout.
+        recomputed_for: The module for whose backward the scores are computed again instead of being kept; None keeps
+            them. Fused kernels never keep them.
 
     Returns:
         [N, heads, Q, head_size].
@@ -79,23 +86,36 @@ def attend(
     if bias is not None and not query.numel():  # torch 2.15 gives a bias no gradient here
         return (query @ key.transpose(-1, -2) + bias).softmax(-1) @ value
     probability, seed = (0.0, 0) if dropout is None else dropout
+    is_causal, enable_gqa = added.causal and bias is None, shares > 1 and bias is None
 
-    def run() -> torch.Tensor:
-        return nn.functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=bias,
-            dropout_p=probability,
-            is_causal=added.causal and bias is None,
-            scale=scale,
-            enable_gqa=shares > 1 and bias is None,
-        )
+    def run(
+        _: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        with random_numbers(seed, query.device) if probability else nullcontext():
+            return nn.functional.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=bias,
+                dropout_p=probability,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
 
-    if not probability:
-        return run()
-    with random_numbers(seed, query.device):
-        return run()
+    given = (query, key, value) if bias is None else (query, key, value, bias)
+    if recomputed_for is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return run(None, *given)
+    kernel = torch._fused_sdp_choice(
+        query, key, value, bias, probability, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    if kernel != SDPBackend.MATH.value:
+        return run(None, *given)
+    run.isolated = True  # type: ignore[attr-defined]  # it changes nothing that a module keeps
+    result: torch.Tensor = torch.utils.checkpoint.checkpoint(
+        MethodType(run, recomputed_for), *given, use_reentrant=False, preserve_rng_state=False
+    )
+    return result
 
 
 def attention_scale(

@@ -11,6 +11,7 @@ from torch import nn
 
 from shardwright import _core
 from shardwright.errors import PartitionError
+from shardwright.frames.checkpointing import mark_of
 from shardwright.partition.decision import Decision, JoinReason
 from shardwright.partition.flows import without_trace
 from shardwright.partition.manual import ManualPlacement, manual_placements
@@ -128,6 +129,7 @@ def partition_request(
 ) -> dict[str, Any]:
     """Return the request to the core's partitioner as plain data, with modules and parameters by number."""
     number = {entry.path: index for index, entry in enumerate(tree.modules)}
+    activation_bytes = {} if trace is None else _activation_bytes(tree, trace)
     modules = []
     for entry in tree.modules:
         row: dict[str, Any] = {
@@ -142,7 +144,7 @@ def partition_request(
         if record is not None:
             row["execution_index"] = record.execution_index
             row["own_seconds"] = record.own_seconds
-            row["own_activation_bytes"] = record.own_activation_bytes
+            row["own_activation_bytes"] = activation_bytes[entry.path]
         modules.append(row)
     calls = trace.calls if trace is not None else ()
     return {
@@ -165,6 +167,20 @@ def partition_request(
             if caller != callee
         ],
     }
+
+
+def _activation_bytes(tree: ModelTree, trace: Trace) -> dict[str, int]:
+    """Return the bytes that each module keeps for its backward: checkpointed ones keep their arguments, and no more."""
+    kept = {path: record.own_activation_bytes for path, record in trace.modules.items()}
+    for entry in reversed(tree.modules):  # what a module around it keeps counts, not what is computed in that
+        mark = mark_of(entry.module)
+        if mark is None or entry.path not in kept:
+            continue
+        prefix = f"{entry.path}." if entry.path else ""
+        inside = [path for path in kept if path.startswith(prefix)]
+        groups = -(-len(list(entry.module.children())) // mark.group) if mark.group else 1
+        kept |= {**dict.fromkeys(inside, 0), entry.path: groups * trace.modules[entry.path].input_bytes}
+    return kept
 
 
 def _measured(trace: Trace | None, cfg: Any, number: Mapping[str, int]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class ModuleRecord:
         operations: Floating-point operations in it, including modules it calls, as far as they are counted.
         own_activation_bytes: Bytes it keeps for its backward that no other module kept before: measured, or estimated
             as the bytes of its results.
+        input_bytes: Bytes of its arguments.
     """
 
     execution_index: int | None
@@ -30,6 +31,7 @@ class ModuleRecord:
     own_seconds: float | None
     operations: int
     own_activation_bytes: int
+    input_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

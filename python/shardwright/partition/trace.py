@@ -248,6 +248,7 @@ class _Recording:
         self._first: dict[str, int] = {}
         self._calls: dict[tuple[str, str], int] = {}
         self._output_bytes: dict[str, int] = {}
+        self._input_bytes: dict[str, int] = {}
         self._operations: dict[str, int] = {}
         self._kept = DistinctStorages()
         self._kept_bytes: dict[str, int] = {}
@@ -259,8 +260,9 @@ class _Recording:
         self._joins: tuple[JoinReason, ...] = ()
 
     def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
-        self.audit.called(execution, caller, tensors_in(arguments), self.regions.why_whole(arguments))
-        path = execution.path
+        tensors, path = tensors_in(arguments), execution.path
+        self.audit.called(execution, caller, tensors, self.regions.why_whole(arguments))
+        self._input_bytes[path] = self._input_bytes.get(path, 0) + sum(t.numel() * t.element_size() for t in tensors)
         self.recomputed.called(path)
         self._first.setdefault(path, len(self._first))
         self._calls[(caller.path, path)] = self._calls.get((caller.path, path), 0) + 1
@@ -350,6 +352,7 @@ class _Recording:
                 own_seconds=None if seconds is None else seconds.get(entry.path, 0.0),
                 operations=self._operations.get(entry.path, 0),
                 own_activation_bytes=self._kept_bytes.get(entry.path, 0),
+                input_bytes=self._input_bytes.get(entry.path, 0),
             )
             for entry in self._tree.modules
         }

@@ -11,10 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrize
 
+from shardwright import logs
 from shardwright.delayed.agreement import draw_as_first
 from shardwright.delayed.materialise import has_delayed
 from shardwright.delayed.tensor import DelayedTensor, real
 from shardwright.errors import ConfigError
+from shardwright.frames.checkpointing import mark_of as is_checkpointed
 from shardwright.huggingface import collector
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import gathered
@@ -133,6 +135,12 @@ class _Plan:
         for part in module.modules():
             if part is not module and id(part) not in self._seen:
                 self._seen.add(id(part))
+                if is_checkpointed(part) is not None:
+                    part_name = self.references.names[id(part)]
+                    logs.warn_once(
+                        f"smp.set_activation_checkpointing of {part_name!r} has no effect: it was a part of {name!r}, "
+                        "which is replaced for tensor parallelism. Mark that, or the parts of what stands there now"
+                    )
                 inside = mark_of(part)
                 if inside is not None and inside.enabled:
                     self.unused_options.update(inside.options)

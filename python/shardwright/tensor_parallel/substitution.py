@@ -17,6 +17,7 @@ from shardwright.creation import default_dtype
 from shardwright.delayed.creation import noting
 from shardwright.delayed.materialise import has_delayed, is_delayed
 from shardwright.errors import ConfigError
+from shardwright.frames.checkpointing import mark_of, set_mark
 from shardwright.tensor_parallel.module import DistributedModule, named_shardings, parameter_dtype
 from shardwright.tensor_parallel.registry import Entry
 from shardwright.tensor_parallel.sharding import Sharding
@@ -77,6 +78,8 @@ class Substitution:
         for name, parameter in self.substitute.named_parameters():
             parameter.requires_grad_(self.trainable.get(name, any_trained))
         self.substitute.train(self.module.training)
+        if (mark := mark_of(self.module)) is not None:
+            set_mark(self.substitute, mark)
         for hook in self.module._forward_hooks.values():  # a module with other hooks is not replaced
             self.substitute.register_forward_hook(hook)
 

@@ -80,7 +80,7 @@ pub const KEYS: &[ConfigKey] = &[
     torch("delayed_parameter_initialization", FLAG, Boolean(false), "", "smp.model_creation delays parameters until they are placed"),
     torch("static_mode", FLAG, Boolean(false), "", "steps do alike: once a module on another rank has given results of the same structure, shapes and dtypes for static_steps steps, its caller goes on without waiting for them"),
     torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: results go to the rank that uses them next directly, and not by way of the caller, also where tensor_handles is false"),
-    torch("checkpoint_attentions", FLAG, Boolean(true), "", "checkpoint the attention of distributed transformer layers; not built yet, so that either value keeps what attention computes"),
+    torch("checkpoint_attentions", FLAG, Boolean(true), "", "compute attention scores of distributed transformer layers again in the backward pass, where no fused kernel does so already"),
     torch("load_partition", FLAG, Boolean(false), "", "take the partition from partition_file").not_built(NO_SAVED_PARTITION),
     torch("partition_file", Text, Nothing, "path", "where a partition is saved").not_built(NO_SAVED_PARTITION),
     torch("overlapping_allreduce", FLAG, Nothing, "", "false: no DistributedModel overlaps its all-reduce with backward; else its own argument decides"),

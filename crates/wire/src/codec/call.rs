@@ -16,7 +16,7 @@ use crate::call::{
     AnswerKind, BackwardCall, BackwardLink, CloseCall, ForwardCall, ForwardLink, SequentialRange,
     Work,
 };
-use crate::torch::{Collecting, SettingValue, TorchContext, TorchSetting};
+use crate::torch::{Checkpointing, Collecting, SettingValue, TorchContext, TorchSetting};
 
 /// More device types than torch has.
 const MAX_AUTOCAST: u64 = 64;
@@ -227,7 +227,11 @@ fn write_context(
         writer.text(dtype);
         writer.bool(*cache);
     });
-    writer.bool(context.checkpointing);
+    writer.option(context.checkpointing, |writer, checkpointing| {
+        writer.bool(checkpointing.isolated);
+        writer.bool(checkpointing.preserves_rng_state);
+        writer.u32(checkpointing.group);
+    });
     writer.bool(context.hooks);
     writer.option(context.device.as_deref(), Writer::text);
     writer.count(context.settings.len());
@@ -271,7 +275,13 @@ fn read_context(reader: &mut Reader<'_>, limits: &Limits) -> Result<TorchContext
         autocast: reader.list("autocast states", MAX_AUTOCAST, |reader| {
             Ok((reader.text()?, reader.text()?, reader.bool()?))
         })?,
-        checkpointing: reader.bool()?,
+        checkpointing: reader.option(|reader| {
+            Ok(Checkpointing {
+                isolated: reader.bool()?,
+                preserves_rng_state: reader.bool()?,
+                group: reader.u32()?,
+            })
+        })?,
         hooks: reader.bool()?,
         device: reader.option(Reader::text)?,
         settings: reader.list("settings", TorchSetting::ALL.len() as u64, read_setting)?,

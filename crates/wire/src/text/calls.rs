@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use super::{Lines, on_off, value};
 use crate::call::{AnswerKind, BackwardLink, ForwardCall, ForwardLink, SequentialRange, Work};
 use crate::notes::{ArgumentNotes, Base, Composite, Recipe, ResultNotes};
-use crate::torch::{Collecting, SettingValue, TorchContext};
+use crate::torch::{Checkpointing, Collecting, SettingValue, TorchContext};
 
 impl Lines {
     pub(super) fn work(&mut self, work: &Work) {
@@ -63,7 +63,14 @@ impl Lines {
             .collect();
         let states = states.join(", ");
         self.field("autocast", if states.is_empty() { "off" } else { &states });
-        self.field("checkpointing", on_off(context.checkpointing));
+        let checkpointing = context.checkpointing.map(|how| match how {
+            Checkpointing {
+                isolated: false, ..
+            } => "of the caller's code".to_owned(),
+            Checkpointing { group: 0, .. } => "whole".to_owned(),
+            Checkpointing { group, .. } => format!("{group} children at a time"),
+        });
+        self.field("checkpointing", checkpointing.as_deref().unwrap_or("off"));
         if !context.hooks {
             self.field("hooks", "off");
         }

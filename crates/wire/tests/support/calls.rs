@@ -7,9 +7,9 @@ use proptest::option;
 use proptest::prelude::*;
 use shardwright_core::{CallId, ModuleId, Rank, RequestId};
 use shardwright_wire::{
-    AnswerKind, ArgumentNotes, BackwardCall, BackwardLink, Base, CloseCall, Collecting, Composite,
-    ForwardCall, ForwardLink, Gradients, Recipe, ResultNotes, SequentialRange, SettingValue,
-    TorchContext, TorchSetting, View, Work,
+    AnswerKind, ArgumentNotes, BackwardCall, BackwardLink, Base, Checkpointing, CloseCall,
+    Collecting, Composite, ForwardCall, ForwardLink, Gradients, Recipe, ResultNotes,
+    SequentialRange, SettingValue, TorchContext, TorchSetting, View, Work,
 };
 
 use super::values;
@@ -179,7 +179,7 @@ fn contexts() -> impl Strategy<Value = TorchContext> {
         values(0).prop_map(Collecting::Other),
     ];
     (
-        any::<(bool, bool, bool, bool)>(),
+        any::<(bool, bool, Option<(bool, bool, u32)>, bool)>(),
         vec((".{0,9}", ".{0,9}", any::<bool>()), 0..3),
         option::of(".{0,9}"),
         vec(settings(), 0..3),
@@ -191,7 +191,13 @@ fn contexts() -> impl Strategy<Value = TorchContext> {
                 grad_mode,
                 inference_mode,
                 autocast,
-                checkpointing,
+                checkpointing: checkpointing.map(|(isolated, preserves_rng_state, group)| {
+                    Checkpointing {
+                        isolated,
+                        preserves_rng_state,
+                        group,
+                    }
+                }),
                 hooks,
                 device,
                 settings,

@@ -1,0 +1,1 @@
+"""Activation checkpointing: modules that keep only their arguments, and are computed again in the backward."""

@@ -1,0 +1,107 @@
+"""Copies of the arguments that a module was called with, from which the backward computes it again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwright.execution.layout import layouts_of, restride
+from shardwright.frames.remote import bring
+
+#: By tensor, its version when it was copied, and the copy, which its users keep alive. A mask that is given to every
+#: layer is copied once.
+_copies: Any = WeakIdKeyDictionary()
+
+
+class Arguments:
+    """The arguments of a call.
+
+    The script may write to its tensors after the call, and the module during it, so that tensors are copied. A tensor
+    that only this call needs is freed when the caller no longer needs it, so that its copy takes its place.
+
+    Attributes:
+        copies: A copy of each tensor, detached. The caller keeps them; this object does not.
+        others: Other values, which are kept as they are.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Copy the tensors among the arguments."""
+        leaves, self._structure = tree_flatten((args, dict(kwargs)))
+        leaves = [bring(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        places: dict[int, int] = {}  # a tensor that is passed twice stays one tensor
+        tensors: list[torch.Tensor] = []
+        self._order: list[int | None] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                if id(leaf) not in places:
+                    places[id(leaf)] = len(tensors)
+                    tensors.append(leaf)
+                self._order.append(places[id(leaf)])
+            else:
+                self._order.append(None)
+        self._needs = [tensor.requires_grad for tensor in tensors]
+        # The layout of the arguments decides which kernels run, and therefore what they save for the backward.
+        self._strides = [_strides_of(tensor) for tensor in tensors]
+        self.copies = [_copy(tensor) for tensor in tensors]
+        self.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    @property
+    def need_gradients(self) -> bool:
+        """Whether a tensor among them requires a gradient."""
+        return any(self._needs)
+
+    def again(self, copies: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments once more, with tensors that the module may write to.
+
+        Args:
+            copies: The copies, which stay unchanged.
+        """
+        made = [
+            _Copy.apply(copy.detach().requires_grad_(needs), strides)  # type: ignore[no-untyped-call]
+            for copy, needs, strides in zip(copies, self._needs, self._strides, strict=True)
+        ]
+        leaves = [
+            other if place is None else made[place] for place, other in zip(self._order, self.others, strict=True)
+        ]
+        args, kwargs = tree_unflatten(leaves, self._structure)
+        return args, kwargs
+
+
+def _strides_of(tensor: torch.Tensor) -> list[int] | None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    strides = layouts_of([tensor]).get("strides", ())
+    return strides[0][1] if strides else None
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_inference() or type(tensor) is not torch.Tensor:
+        return tensor.detach().clone()
+    version, kept = _copies.get(tensor, (-1, None))
+    copy: torch.Tensor | None = None if kept is None else kept()
+    if copy is None or version != tensor._version:
+        own = tensor.detach()
+        if own.layout is torch.strided and not own.is_nested:  # an expanded tensor stays as small as it is
+            once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in own.stride())
+            copy = own[once].clone().expand(own.shape)
+        else:
+            copy = own.clone()
+        _copies[tensor] = tensor._version, weakref.ref(copy)
+    return copy
+
+
+class _Copy(torch.autograd.Function):
+    """Copy a tensor into a layout with the given strides; None keeps the tensor's layout."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, strides: list[int] | None) -> torch.Tensor:
+        return tensor.clone() if strides is None else restride(tensor, strides)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None

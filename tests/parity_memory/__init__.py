@@ -1,0 +1,1 @@
+"""Parity with one process of what saves memory: each feature has a file in ``features``."""

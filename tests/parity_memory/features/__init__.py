@@ -1,0 +1,6 @@
+"""The features. Each file has
+
+- ``CASES``, without torch;
+- ``before_step(models, case, step)``, which sets the feature on a rank's models before a step;
+- ``failure(case, rows)``, which says from the ranks' rows why it had not its effect, if so.
+"""

@@ -1,0 +1,143 @@
+"""One rank of a job that runs cases: ``python -m tests.parity_memory.rank CLASS CASES RESULTS``."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import functools
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import shardwright as smp
+import torch
+from shardwright.execution import process, reproducible
+from shardwright.job.runtime import current_runtime
+
+from tests.parity import rank as of_pipelines
+from tests.parity.problem import Phase
+from tests.parity.reference import Expected, Reference
+from tests.parity.table import row_of_failure
+from tests.parity_tp import rank as of_tensors
+from tests.parity_tp.precision import compute_in_double
+
+from . import cases
+from .cases import DividedCase, MemoryCase, PipelineCase, feature_of
+from .recomputed import Recomputed
+
+#: A case that takes longer hangs; every thread's stack is then printed and the job ends.
+CASE_SECONDS = 120.0
+
+
+class KeyedReference(Reference):
+    """One process, whose modules draw the random numbers that ``reproducible_rng`` gives them in a job."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        for module in self.modules.values():
+            reproducible.install(current_runtime(), module.modules())
+
+    def run(self, phase: Phase, batches: list[tuple[Any, ...]]) -> Expected:
+        """Run a phase for every replica's batch, each microbatch from its own seed."""
+        runtime = current_runtime()
+        own, drawn = runtime.step.num_microbatches, 0
+        runtime.step.num_microbatches = self.microbatches
+
+        @functools.wraps(phase.body)
+        def body(*args: Any) -> Any:
+            nonlocal drawn
+            replica, microbatch = divmod(drawn, self.microbatches)
+            drawn += 1
+            process.seed(reproducible.microbatch_seed(runtime, 0, microbatch, replica))
+            return phase.body(*args)
+
+        runtime.step.running = True
+        try:
+            return super().run(dataclasses.replace(phase, body=body), batches)
+        finally:
+            runtime.step.running = False
+            runtime.step.num_microbatches = own
+
+
+class PipelineRun(of_pipelines.RankRun):
+    """A case of pipelines and data parallelism on one rank."""
+
+    case: PipelineCase
+
+    def _build_reference(self) -> Reference:
+        torch.manual_seed(of_pipelines.SEED)
+        return KeyedReference(self.problem, self.case.dp, self.case.microbatches, self.case.average, True)
+
+    def _run_phase(self, step: int, index: int, phase: Phase) -> None:
+        if not index:
+            feature_of(self.case).before_step(self.models, self.case, step)
+        super()._run_phase(step, index, phase)
+
+
+class TensorRun(of_tensors.RankRun):
+    """A case of tensor parallelism on one rank."""
+
+    case: DividedCase
+
+    def run(self) -> None:
+        """Train, comparing every step."""
+        feature_of(self.case).before_step({"model": self.model}, self.case, 0)
+        super().run()
+
+
+def run_case(case: MemoryCase) -> dict[str, Any]:
+    """Run one case in a job of its own within these processes; this rank's row."""
+    from .problems import PROBLEMS
+
+    started = time.monotonic()
+    counted = Recomputed()
+    try:
+        if isinstance(case, DividedCase):
+            smp.init(of_tensors.configuration(case))
+            tensors = TensorRun(case)
+            tensors.run()
+            smp.barrier()
+            row = tensors.row(time.monotonic() - started)
+        else:
+            problem = PROBLEMS[case.problem]
+            smp.init({**of_pipelines.configuration(case, problem), "reproducible_rng": True})
+            pipeline = PipelineRun(case, problem)
+            pipeline.run()
+            smp.barrier()
+            row = pipeline.result(time.monotonic() - started)
+    except Exception as error:
+        traceback.print_exc()
+        return row_of_failure(case.name, error)
+    finally:
+        recomputed = counted.end()
+    return {**row, "recomputed": recomputed}
+
+
+def main() -> int:
+    """Run the cases of a file, and write a row for each; end after one that raised, which may have left ranks apart."""
+    kind: Any = getattr(cases, sys.argv[1])
+    todo = [kind(**fields) for fields in json.loads(Path(sys.argv[2]).read_text())]
+    torch.set_num_threads(1)
+    if kind is DividedCase:
+        compute_in_double()
+    else:
+        torch.set_default_dtype(torch.float64)
+    with (Path(sys.argv[3]) / f"{os.environ['RANK']}.jsonl").open("a") as rows:
+        for case in todo:
+            faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+            row = run_case(case)
+            print(json.dumps(row), file=rows, flush=True)
+            if "error" in row:
+                time.sleep(of_tensors.GRACE_SECONDS)
+                return 1
+            smp.shutdown()
+            faulthandler.cancel_dump_traceback_later()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

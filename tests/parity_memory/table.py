@@ -1,0 +1,53 @@
+"""Verdicts, and the table of them. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.parity.cases import Case
+from tests.parity.table import Outcome, aligned, collect
+
+from .cases import DividedCase, PipelineCase, feature_of
+
+
+def judge(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
+    """What came of a case: exact, requests crossed, and the feature had its effect."""
+    outcome = collect(case, rows)
+    present = [row for row in rows if row is not None]
+    if outcome.missing or outcome.errors:
+        return outcome
+    if case.pp > 1 and not (outcome.forward and outcome.backward):
+        outcome.failures.append(f"{outcome.forward} requests crossed forward and {outcome.backward} backward")
+    assert isinstance(case, PipelineCase | DividedCase), "all are"
+    why = feature_of(case).failure(case, present)
+    if why is not None:
+        outcome.failures.append(why)
+    return outcome
+
+
+def render(outcomes: list[Outcome]) -> str:
+    """The table as text."""
+    lines = [
+        ("feature", "how", "problem", "schedule", "pp", "tp", "dp", "mb", "worst error", "forward", "backward", "")
+    ]
+    for outcome in outcomes:
+        case = outcome.case
+        assert isinstance(case, PipelineCase | DividedCase), "all are"
+        tp = case.tp if isinstance(case, DividedCase) else 1
+        lines.append(
+            (
+                case.feature,
+                ", ".join([case.how, *(part for part in case.more if part != case.how)]),
+                case.problem,
+                case.schedule,
+                str(case.pp),
+                str(tp),
+                str(case.dp),
+                str(case.microbatches),
+                f"{outcome.worst:.1e}",
+                str(outcome.forward),
+                str(outcome.backward),
+                "FAILED" if outcome.failures else "exact",
+            )
+        )
+    return aligned(lines, {4, 5, 6, 7, 8, 9, 10})

@@ -1,0 +1,91 @@
+"""The parity command of what saves memory covers what it must, finds what is wrong, and holds in some of its cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.covering import covering
+from tests.parity.job import ROOT
+
+from .cases import DividedCase, MemoryCase, PipelineCase, all_cases, few
+from .features.activation_checkpointing import HOWS, SCHEDULES, STRATEGIES
+from .table import judge, render
+
+CASES = [
+    PipelineCase("layers", 2, 1, "simple", 4, feature="activation_checkpointing", how="each"),
+    DividedCase("GPT-2", 2, 2, "interleaved", 2, feature="activation_checkpointing", how="whole"),
+]
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    usual = {
+        "worst": 1e-15,
+        "where": "there",
+        "failures": [],
+        "parameters": 3,
+        "forward": 4,
+        "backward": 4,
+        "recomputed": 2,
+    }
+    return usual | changes
+
+
+def test_the_table_has_every_strategy_schedule_and_degree() -> None:
+    cases = [case for case in all_cases() if case.feature == "activation_checkpointing"]
+    assert len({case.name for case in cases}) == len(cases) >= 60
+    pipelines = [case for case in cases if isinstance(case, PipelineCase)]
+    assert {case.schedule for case in pipelines} >= {*SCHEDULES, "list", "program.csv", "program.txt", "auto"}
+    for problem in ("layers", "attention"):
+        assert {case.how for case in pipelines if case.problem == problem} >= set(HOWS)
+    for strategy in STRATEGIES:
+        assert {bool(case.keys) for case in pipelines if case.how == strategy} == {False, True}
+    assert {(case.pp, case.dp) for case in pipelines} >= {(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)}
+    assert {(case.pp, case.tp, case.rdp) for case in cases if isinstance(case, DividedCase)} == {
+        (1, 2, 1),
+        (2, 2, 1),
+        (1, 2, 2),
+    }
+
+
+def test_the_small_choice_has_every_way_of_every_feature() -> None:
+    chosen = covering(all_cases(), few)
+    assert len(chosen) < 25
+    assert {(case.feature, case.how) for case in chosen} == {(case.feature, case.how) for case in all_cases()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case).__name__)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"worst": 1e-9},
+        {"forward": 0},
+        {"backward": 0},
+        {"recomputed": 0},
+        {"failures": ["something"]},
+        {"error": "ValueError: no"},
+    ],
+)
+def test_a_case_fails_for_each_thing_that_can_be_wrong(case: MemoryCase, changed: dict[str, Any]) -> None:
+    ranks = case.pp * case.dp
+    assert not judge(case, [row()] * ranks).failures
+    outcome = judge(case, [row(**changed)] * ranks)
+    assert outcome.failures
+    assert "FAILED" in render([outcome])
+    assert judge(case, [row(), None]).failures
+
+
+def test_the_command_prints_a_table_and_counts() -> None:
+    command = [sys.executable, "-m", "tests.parity_memory", "layers-pp1-dp1-simple*", "layers-pp2-dp1-list*"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["cases"] == 2
+    assert not counts["failed"]
+    assert counts["worst_rel_error"] < 1e-10
+    assert done.stdout.count("exact") == 2
