@@ -121,8 +121,8 @@ def refuse_scaled(operation: str) -> None:
     scaling = None if runtime is None else runtime[LossScaling]
     if scaling is not None and scaling.scaler is not None and scaling.is_on:
         raise ConfigError(
-            f"{operation} in a job with fp16: gradients are multiplied by the loss scale, {scaling.scaler.loss_scale:g}; "
-            "use optimizer.clip_master_grads(max_norm), which clips them as they are applied"
+            f"{operation} in a job with fp16: gradients are multiplied by the loss scale, "
+            f"{scaling.scaler.loss_scale:g}; use optimizer.clip_master_grads(max_norm), which clips what is applied"
         )
 
 
