@@ -83,6 +83,11 @@ class LossScaling:
         self.scaler: LossScaler | None = None
         self.backwards = 0
 
+    @property
+    def is_on(self) -> bool:
+        """Whether gradients are those of a multiple of the loss."""
+        return self.scaler is not None and (self.scaler.is_dynamic or self.scaler.loss_scale != 1)
+
     def scaled(self, weight: float | None) -> float | None:
         """Return the factor of a loss, given its weight in the step; None for 1."""
         self.backwards += 1

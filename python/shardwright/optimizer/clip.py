@@ -118,11 +118,11 @@ def gradient_norms(gradients: list[torch.Tensor], norm_type: float = 2.0, foreac
 def refuse_scaled(operation: str) -> None:
     """Raise if gradients are those of scaled losses, whose norm says nothing."""
     runtime = find_runtime()
-    scaler = None if runtime is None else runtime[LossScaling].scaler
-    if scaler is not None and (scaler.is_dynamic or scaler.loss_scale != 1):
+    scaling = None if runtime is None else runtime[LossScaling]
+    if scaling is not None and scaling.scaler is not None and scaling.is_on:
         raise ConfigError(
-            f"{operation} in a job with fp16: gradients are multiplied by the loss scale, {scaler.loss_scale:g}; "
-            "use optimizer.clip_master_grads(max_norm), which clips them as they are applied"
+            f"{operation} in a job with fp16: gradients are multiplied by the loss scale, "
+            f"{scaling.scaler.loss_scale:g}; use optimizer.clip_master_grads(max_norm), which clips what is applied"
         )
 
 

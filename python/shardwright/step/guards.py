@@ -152,7 +152,7 @@ def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     runtime = find_runtime()
     if runtime is None:
         return
-    if runtime[LossScaling].scaler is not None and not isinstance(optimizer, DistributedOptimizer):
+    if runtime[LossScaling].is_on and not isinstance(optimizer, DistributedOptimizer):
         _refuse_scaled(optimizer, runtime)
     if _holds_known(parameters_of(optimizer)):
         refuse_in_step(f"{type(optimizer).__name__}.step", "step optimizers")
