@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
+from shardwright.activation_checkpointing import recompute
+from shardwright.activation_checkpointing.interception import intercept_marked
 from shardwright.errors import FrameError
 from shardwright.frames.cut import engine_watchers
 from shardwright.job.runtime import Runtime
@@ -346,3 +349,36 @@ def test_nothing_is_left_of_many_calls() -> None:
     before = objects()
     calls(50)
     assert objects() - before < 50
+
+
+@pytest.mark.parametrize("how", ["mark", "call"])
+def test_a_module_in_code_that_is_compiled(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.BatchNorm1d(4))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = torch.sin(self.first(x))
+            return smp.checkpoint(self.inner, x) if how == "call" else self.inner(x)
+
+    again: list[Any] = []
+    isolated = recompute.isolated
+    monkeypatch.setattr(recompute, "isolated", lambda state: again.append(state) or isolated(state))
+    torch.manual_seed(0)
+    module = Around()
+    plain = copy.deepcopy(module)
+    if how == "mark":
+        smp.set_activation_checkpointing(module.inner, strategy="contiguous")
+        intercept_marked(module.modules())
+    module.compile(backend="eager")
+    x = torch.randn(5, 4)
+    for _ in range(2):
+        module(x).square().sum().backward()
+        plain.inner(torch.sin(plain.first(x))).square().sum().backward()
+    assert len(again) == 2
+    for one, other in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    for one, other in zip(module.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(one, other)

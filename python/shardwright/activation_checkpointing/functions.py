@@ -11,10 +11,12 @@ from shardwright.activation_checkpointing.marking import checked, refuse_unfit
 from shardwright.activation_checkpointing.recompute import makes_graph, run_checkpointed
 from shardwright.errors import ConfigError
 from shardwright.frames.checkpointing import Checkpointing
+from shardwright.frames.compiler import untraced
 from shardwright.frames.guards import divided_modules
 from shardwright.safe_repr import safe_repr
 
 
+@untraced
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
     """Call a module that keeps only its arguments for the backward, which computes it again (interface 2.8.2).
 
@@ -50,6 +52,7 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, *
         return module(*args, **kwargs)
 
 
+@untraced
 def checkpoint_sequential(
     sequential: nn.Sequential,
     input: Any,

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import nn
 
 from shardwright.activation_checkpointing.recompute import Run, entered, makes_graph, run_checkpointed
@@ -56,6 +55,7 @@ def _intercept(module: nn.Module) -> None:
         run = MethodType(forward, own) if bound else forward
         return _called(own, run, args, kwargs)
 
+    forwarded._torchdynamo_disable = True  # type: ignore[attr-defined]  # code that is compiled around it calls it
     object.__setattr__(module, "forward", MethodType(forwarded, module))  # also in the code of a step
 
 
@@ -66,7 +66,7 @@ def _is_compiled(call: Any) -> bool:
 def _called(
     module: nn.Module, run: Run, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_whole: bool = False
 ) -> Any:
-    if torch.compiler.is_compiling() or not makes_graph():
+    if not makes_graph():
         return run(*args, **kwargs)
     if entered.module is module:  # the call of it is a checkpoint already
         entered.module = None
