@@ -62,7 +62,7 @@ mod _core {
     #[pymodule_export]
     use crate::node::Node;
     #[pymodule_export]
-    use crate::partition::{partition, partition_table};
+    use crate::partition::{partition, partition_table, shard_parameters};
     #[pymodule_export]
     use crate::rendezvous::Rendezvous;
     #[pymodule_export]

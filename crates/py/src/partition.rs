@@ -1,7 +1,7 @@
-//! `partition`: a request as JSON in, a decision as JSON out.
+//! `partition`: a request as JSON in, a decision as JSON out; `shard_parameters`.
 
 use pyo3::prelude::*;
-use shardwright_partition::{PartitionDecision, PartitionError, PartitionRequest};
+use shardwright_partition::{PartitionDecision, PartitionError, PartitionRequest, ShardItem};
 
 use crate::error::partition_error;
 
@@ -21,4 +21,26 @@ pub(crate) fn partition_table(decision_json: &str) -> PyResult<String> {
     PartitionDecision::from_json(decision_json)
         .map(|decision| decision.to_table())
         .map_err(|error| partition_error(&error))
+}
+
+/// Divides parameters over ranks that all hold them: for each, its number of elements, the bytes of one, and whether it
+/// may be split. `loads` are the bytes that each rank has already. Returns `(parameter, start, stop, rank)` of each shard.
+#[pyfunction]
+#[pyo3(signature = (parameters, loads, /))]
+pub(crate) fn shard_parameters(
+    parameters: Vec<(u64, u64, bool)>,
+    loads: Vec<u64>,
+) -> Vec<(usize, u64, u64, usize)> {
+    let items: Vec<ShardItem> = parameters
+        .into_iter()
+        .map(|(numel, element_bytes, splittable)| ShardItem {
+            numel,
+            element_bytes,
+            splittable,
+        })
+        .collect();
+    shardwright_partition::shards(&items, &loads)
+        .into_iter()
+        .map(|shard| (shard.item, shard.start, shard.stop, shard.owner))
+        .collect()
 }
