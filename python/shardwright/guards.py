@@ -268,7 +268,7 @@ TABLE: tuple[Guard, ...] = (
         GradScaler,
         "_unscale_grads_",
         loss_scaling.unscale_grads_,
-        When.PIPELINED,
+        When.DIVIDED,
         "ranks without an infinity would update their weights, and the others not",
         _SILENTLY_WRONG,
     ),
@@ -371,7 +371,7 @@ def installed(*, num_ranks: int, pipelined: bool, divided: bool) -> Iterator[Non
     Args:
         num_ranks: How many ranks the job has.
         pipelined: Whether modules lie on several ranks.
-        divided: Whether parameters do, by pipeline or tensor parallelism.
+        divided: Whether parameters do, by pipeline or tensor parallelism, or their updates (shard_optimizer_state).
     """
     needed = {
         When.JOB: True,

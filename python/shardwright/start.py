@@ -21,6 +21,7 @@ from shardwright.communication import comm_options
 from shardwright.config import check_world, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.data_parallel.collectives import ReplicaCollectives
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process
@@ -129,6 +130,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(Scheduling(place.cfg, place.pp_size))
     runtime.add(StepWeights(place.rank, place.cfg.microbatches))
     runtime.add(ReplicaCollectives())
+    runtime.add(ParameterShards())
     runtime.add(Leaves())
     runtime.installed.callback(runtime.add(Turn()).attributes.close)
     runtime.add(FrameTable())
@@ -149,7 +151,7 @@ def _install(runtime: Runtime) -> None:
         guards.installed(
             num_ranks=runtime.place.launch.world_size,
             pipelined=runtime.place.pp_size > 1,
-            divided=runtime.place.pp_size * len(runtime.place.tp_ranks) > 1,
+            divided=runtime.place.pp_size * len(runtime.place.tp_ranks) > 1 or runtime.place.shards_optimizer_state,
         )
     )
     if runtime.place.launch.world_size > 1:

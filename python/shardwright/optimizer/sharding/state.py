@@ -1,0 +1,151 @@
+"""State dicts of optimizers whose state is sharded: parts that name their place, and how they are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of
+
+if TYPE_CHECKING:
+    from shardwright.job.runtime import Runtime
+    from shardwright.optimizer.sharding.share import Share
+
+#: In a partial state dict: what makes it a share.
+SHARE_KEY = "_smp_share"
+
+
+class _Place(NamedTuple):
+    """Where a share was saved.
+
+    Attributes:
+        pp_rank: The rank in the pipeline.
+        pp_size: How many there were.
+        dp_rank: The rank among those with the same stage.
+        dp_size: How many there were.
+        tp_rank: The rank in TP_GROUP.
+    """
+
+    pp_rank: int
+    pp_size: int
+    dp_rank: int
+    dp_size: int
+    tp_rank: int
+
+
+def is_share(state_dict: Any) -> bool:
+    """Whether this is what a rank saved of a sharded optimizer, or a list of it."""
+    if isinstance(state_dict, (list, tuple)):
+        return len(state_dict) > 0 and all(map(is_share, state_dict))
+    return isinstance(state_dict, Mapping) and SHARE_KEY in state_dict
+
+
+def shares_in(value: Any) -> list[Mapping[str, Any]]:
+    """Return the shares in nested lists."""
+    if isinstance(value, (list, tuple)):
+        return [share for each in value for share in shares_in(each)]
+    return [value]
+
+
+def to_share(
+    part: dict[str, Any], runtime: Runtime, share: Share, layout: Sequence[GroupLayout], places: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Say in a partial state dict, numbered as in the whole model, which elements it has.
+
+    Args:
+        part: The state dict.
+        runtime: The rank.
+        share: Its share.
+        layout: The groups of the whole model.
+        places: The places in each group of what this rank updates.
+    """
+    place = runtime.place
+    slices, over_rdp = {}, []
+    for number, parameter in numbers_of(layout, places):
+        if (own := share.own(parameter)) is not None:
+            slices[number] = (own.start, own.stop, tuple(parameter.shape))
+        if share.is_over_rdp(parameter):
+            over_rdp.append(number)
+    where = _Place(
+        place.pp_rank,
+        place.pp_size,
+        place.dp_ranks.index(place.rank),
+        len(place.dp_ranks),
+        place.tp_ranks.index(place.rank),
+    )
+    return {**part, PARTIAL_KEY: True, SHARE_KEY: {"place": tuple(where), "slices": slices, "over_rdp": over_rdp}}
+
+
+def merged_shares(shares: Iterable[Mapping[str, Any]], tp_rank: int) -> dict[str, Any]:
+    """Merge shares into a whole state dict.
+
+    Args:
+        shares: Those of all ranks that saved them. Several of the same place count once.
+        tp_rank: This rank's in TP_GROUP, whose parts of divided parameters are wanted.
+
+    Returns:
+        A dict in the form of ``torch.optim.Optimizer.state_dict()``.
+
+    Raises:
+        ValueError: Shares are missing.
+    """
+    by_place = {_Place(*share[SHARE_KEY]["place"]): share for share in shares}
+    _check_complete(list(by_place))
+    whole: list[dict[str, Any]] = []
+    cut: dict[int, list[tuple[int, int, tuple[int, ...], dict[str, Any]]]] = {}
+    for place, share in sorted(by_place.items(), key=lambda each: each[0]):
+        about = share[SHARE_KEY]
+        others = set(about["over_rdp"]) if place.tp_rank != tp_rank else set()
+        state = {key: value for key, value in share["state"].items() if key not in others}
+        for number, (start, stop, shape) in about["slices"].items():
+            if number in state:
+                cut.setdefault(number, []).append((start, stop, tuple(shape), state.pop(number)))
+        rest = {key: value for key, value in share.items() if key != SHARE_KEY}
+        whole.append({**rest, "state": state})
+    whole.append({**whole[0], "state": {number: _joined(number, parts) for number, parts in cut.items()}})
+    return merged(whole)
+
+
+def _check_complete(places: list[_Place]) -> None:
+    first = places[0]
+    if any((one.pp_size, one.dp_size) != (first.pp_size, first.dp_size) for one in places):
+        raise ValueError("the shares of an optimizer's state were saved by jobs of different layouts")
+    found = {(one.pp_rank, one.dp_rank) for one in places}
+    missing = [
+        f"pp_rank {pp_rank}, dp_rank {dp_rank}"
+        for pp_rank in range(first.pp_size)
+        for dp_rank in range(first.dp_size)
+        if (pp_rank, dp_rank) not in found
+    ]
+    if missing:
+        raise ValueError(
+            f"of the shares of an optimizer's state, those of {'; '.join(missing)} are missing: every rank has to load "
+            "what it saved, or each the list of all shares; optimizer.state_dict() gives a whole state dict"
+        )
+
+
+def _joined(number: int, parts: list[tuple[int, int, tuple[int, ...], dict[str, Any]]]) -> dict[str, Any]:
+    """Join the states of the parts of a parameter."""
+    parts.sort(key=lambda part: part[0])
+    _, stop, shape, _ = parts[-1]
+    borders = [0, *(part[1] for part in parts)]
+    if any(start != border for (start, *_), border in zip(parts, borders, strict=False)) or stop != _numel(shape):
+        raise ValueError(f"the shares of an optimizer's state do not make up that of parameter {number}")
+
+    def is_cut(key: str) -> bool:
+        return all(
+            isinstance(state.get(key), torch.Tensor) and state[key].shape == (stop - start,)
+            for start, stop, _, state in parts
+        )
+
+    first = parts[0][3]
+    return {
+        key: torch.cat([state[key] for *_, state in parts]).view(shape) if is_cut(key) else value
+        for key, value in first.items()
+    }
+
+
+def _numel(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
