@@ -28,7 +28,8 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clip gradients by their norm over the whole model.
 
-    All ranks of MP_GROUP, with ``shard_optimizer_state`` all ranks of the job, must call this, outside the step function. The counterpart of
+    All ranks of MP_GROUP, with ``shard_optimizer_state`` all ranks of the job, must call this, outside the step
+    function. The counterpart of
     ``torch.nn.utils.clip_grad_norm_``: the norm is taken over the gradients of all pipeline- and tensor-parallel ranks,
     and each parameter counts once. All ranks scale their gradients by the same factor.
 

@@ -18,7 +18,7 @@ from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
 from shardwright.optimizer.sharding.share import Share
-from shardwright.optimizer.sharding.state import is_share, merged_shares, shares_in, to_share
+from shardwright.optimizer.sharding.state import copied, is_share, merged_shares, shares_in, to_share
 from shardwright.optimizer.sharding.step import sharded_step
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         part = self._part()
         if not gather_if_shard or not is_share(part):
             return part
-        return gather_over(RDP_GROUP, on_cpu(part), "an optimizer's local_state_dict", to_first=True) or part
+        return gather_over(RDP_GROUP, copied(part), "an optimizer's local_state_dict", to_first=True) or part
 
     def orig_state_dict(self) -> dict[str, Any]:
         """Return what the wrapped optimizer returns on this rank, without communication.
@@ -204,7 +204,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             return dict(self._pending)
         part = self._part()
         if is_share(part):
-            return merged_shares(gather_over(WORLD, on_cpu(part), _WHOLE), _tp_rank())
+            return merged_shares(gather_over(WORLD, copied(part), _WHOLE), _tp_rank())
         if self._layout is None:
             return super().state_dict()
         return merged(self._gather(on_cpu(part)))

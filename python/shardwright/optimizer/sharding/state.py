@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
 
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of
 
@@ -40,6 +41,11 @@ def is_share(state_dict: Any) -> bool:
     if isinstance(state_dict, (list, tuple)):
         return len(state_dict) > 0 and all(map(is_share, state_dict))
     return isinstance(state_dict, Mapping) and SHARE_KEY in state_dict
+
+
+def copied(part: Any) -> Any:
+    """Return a copy on the CPU, of one time: gathered with those of other ranks, it must not change with the state."""
+    return tree_map(lambda item: item.detach().cpu().clone() if isinstance(item, torch.Tensor) else item, part)
 
 
 def shares_in(value: Any) -> list[Mapping[str, Any]]:
