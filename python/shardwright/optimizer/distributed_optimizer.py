@@ -204,7 +204,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             return dict(self._pending)
         part = self._part()
         if is_share(part):
-            return merged_shares(gather_over(WORLD, copied(part), _WHOLE), _tp_rank())
+            return merged_shares(gather_over(WORLD, copied(part), _WHOLE), *_tp_place())
         if self._layout is None:
             return super().state_dict()
         return merged(self._gather(on_cpu(part)))
@@ -232,7 +232,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
     def _merged(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return a whole state dict, merged from what ranks give if that is partial."""
         if is_share(state_dict):
-            return merged_shares(shares_in(gather_over(WORLD, on_cpu(state_dict), _WHOLE)), _tp_rank())
+            return merged_shares(shares_in(gather_over(WORLD, copied(state_dict), _WHOLE)), *_tp_place())
         if not isinstance(state_dict, Mapping):
             raise ConfigError(
                 f"optimizer.load_state_dict was given a {type(state_dict).__name__}; it takes a state dict, or the "
@@ -338,9 +338,12 @@ def _original_class(optimizer: Optimizer) -> type[Optimizer]:
     return next(original for original, made in _CLASSES.items() if made is type(optimizer))
 
 
-def _tp_rank() -> int:
+def _tp_place() -> tuple[int, int]:
+    """This rank's index in TP_GROUP, and the group's size."""
     runtime = find_runtime()
-    return 0 if runtime is None else runtime.place.tp_ranks.index(runtime.place.rank)
+    return (
+        (0, 1) if runtime is None else (runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks))
+    )
 
 
 def _placed(parameter: torch.Tensor) -> torch.Tensor:

@@ -78,11 +78,14 @@ class Share:
         """Whether a parameter is divided over RDP_GROUP."""
         return bool(self._over_rdp.get(parameter, False))
 
+    def is_over_dp(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter is divided over DP_GROUP."""
+        return self.slices(parameter) is not None and not self.is_over_rdp(parameter)
+
     def divided(self, optimizer: Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the parameters in the groups that are divided over DP_GROUP, and those over RDP_GROUP."""
         every = [one for group in optimizer.param_groups for one in group["params"] if self.slices(one) is not None]
-        over_dp = [one for one in every if not self.is_over_rdp(one)]
-        return over_dp, [one for one in every if self.is_over_rdp(one)]
+        return [one for one in every if self.is_over_dp(one)], [one for one in every if self.is_over_rdp(one)]
 
     def own(self, parameter: torch.Tensor) -> Slice | None:
         """Return the part of a divided parameter that this rank owns; None if it owns none, or the whole."""

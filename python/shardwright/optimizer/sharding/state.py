@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ class _Place(NamedTuple):
         dp_rank: The rank among those with the same stage.
         dp_size: How many there were.
         tp_rank: The rank in TP_GROUP.
+        tp_size: How many there were.
     """
 
     pp_rank: int
@@ -34,6 +36,7 @@ class _Place(NamedTuple):
     dp_rank: int
     dp_size: int
     tp_rank: int
+    tp_size: int
 
 
 def is_share(state_dict: Any) -> bool:
@@ -68,28 +71,30 @@ def to_share(
         places: The places in each group of what this rank updates.
     """
     place = runtime.place
-    slices, over_rdp = {}, []
-    for number, parameter in numbers_of(layout, places):
-        if (own := share.own(parameter)) is not None:
-            slices[number] = (own.start, own.stop, tuple(parameter.shape))
-        if share.is_over_rdp(parameter):
-            over_rdp.append(number)
+    slices = {
+        number: (own.start, own.stop, tuple(parameter.shape))
+        for number, parameter in numbers_of(layout, places)
+        if (own := share.own(parameter)) is not None
+    }
+    over_dp = [number for number, parameter in numbers_of(layout) if share.is_over_dp(parameter)]
     where = _Place(
         place.pp_rank,
         place.pp_size,
         place.dp_ranks.index(place.rank),
         len(place.dp_ranks),
         place.tp_ranks.index(place.rank),
+        len(place.tp_ranks),
     )
-    return {**part, PARTIAL_KEY: True, SHARE_KEY: {"place": tuple(where), "slices": slices, "over_rdp": over_rdp}}
+    return {**part, PARTIAL_KEY: True, SHARE_KEY: {"place": tuple(where), "slices": slices, "over_dp": over_dp}}
 
 
-def merged_shares(shares: Iterable[Mapping[str, Any]], tp_rank: int) -> dict[str, Any]:
+def merged_shares(shares: Iterable[Mapping[str, Any]], tp_rank: int, tp_size: int) -> dict[str, Any]:
     """Merge shares into a whole state dict.
 
     Args:
         shares: Those of all ranks that saved them. Several of the same place count once.
         tp_rank: This rank's in TP_GROUP, whose parts of divided parameters are wanted.
+        tp_size: How many ranks TP_GROUP has.
 
     Returns:
         A dict in the form of ``torch.optim.Optimizer.state_dict()``.
@@ -102,16 +107,41 @@ def merged_shares(shares: Iterable[Mapping[str, Any]], tp_rank: int) -> dict[str
     whole: list[dict[str, Any]] = []
     cut: dict[int, list[tuple[int, int, tuple[int, ...], dict[str, Any]]]] = {}
     for place, share in sorted(by_place.items(), key=lambda each: each[0]):
-        about = share[SHARE_KEY]
-        others = set(about["over_rdp"]) if place.tp_rank != tp_rank else set()
-        state = {key: value for key, value in share["state"].items() if key not in others}
-        for number, (start, stop, shape) in about["slices"].items():
-            if number in state:
-                cut.setdefault(number, []).append((start, stop, tuple(shape), state.pop(number)))
+        numbers = _numbers(share, place, by_place, tp_rank % place.tp_size)
+        state = {
+            numbers.get(key, key): value
+            for key, value in share["state"].items()
+            if key in numbers or not isinstance(key, int)
+        }
+        for number, (start, stop, shape) in share[SHARE_KEY]["slices"].items():
+            if numbers.get(number) in state:
+                cut.setdefault(numbers[number], []).append((start, stop, tuple(shape), state.pop(numbers[number])))
         rest = {key: value for key, value in share.items() if key != SHARE_KEY}
         whole.append({**rest, "state": state})
+        if place.tp_rank == tp_rank % place.tp_size and len(whole) > 1:
+            whole[0] = {**rest, "state": whole[0]["state"]}  # its groups have this tp rank's parameters
+        if place.tp_size != tp_size and set(numbers.values()) - set(share[SHARE_KEY]["over_dp"]):
+            raise ValueError(
+                f"the shares of an optimizer's state were saved with tensor_parallel_degree {place.tp_size}, and have "
+                f"parts of parameters that are divided over tp ranks; they cannot be loaded with degree {tp_size}"
+            )
     whole.append({**whole[0], "state": {number: _joined(number, parts) for number, parts in cut.items()}})
     return merged(whole)
+
+
+def _numbers(
+    share: Mapping[str, Any], place: _Place, by_place: Mapping[_Place, Mapping[str, Any]], tp_rank: int
+) -> dict[int, int]:
+    """The numbers that a tp rank gives to the parameters of a share which it holds as well."""
+    own = [number for number in share["state"] if isinstance(number, int)]
+    if place.tp_rank == tp_rank:
+        return {number: number for number in own}
+    # A tp rank may lack parameters that another has, such as a bias.
+    (counterpart,) = itertools.islice(
+        (one for at, one in by_place.items() if (at.pp_rank, at.tp_rank) == (place.pp_rank, tp_rank)), 1
+    )
+    numbers = dict(zip(share[SHARE_KEY]["over_dp"], counterpart[SHARE_KEY]["over_dp"], strict=True))
+    return {number: numbers[number] for number in own if number in numbers}
 
 
 def _check_complete(places: list[_Place]) -> None:
