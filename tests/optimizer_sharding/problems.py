@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class Scalars(nn.Module):
 def layers(*widths: int) -> nn.Sequential:
     """A stack of linear layers."""
     made: list[nn.Module] = []
-    for inner, outer in zip(widths, widths[1:], strict=False):
+    for inner, outer in itertools.pairwise(widths):
         made += [nn.Linear(inner, outer), nn.Tanh()]
     return nn.Sequential(*made)
 

@@ -29,7 +29,8 @@ def save(model: str, optimizer: str, folder: str, replicas: int) -> None:
     target, rank = Path(folder), smp.rank()
     gathered = pair.optimizer.local_state_dict()
     if smp.rdp_rank() == 0:
-        assert isinstance(gathered, list) and len(gathered) == smp.rdp_size()
+        assert isinstance(gathered, list)
+        assert len(gathered) == smp.rdp_size()
         torch.save(gathered, target / f"gathered_{smp.pp_rank()}.pt")
     torch.save(pair.optimizer.local_state_dict(gather_if_shard=False), target / f"share_{rank}.pt")
     weights = pair.model.state_dict()

@@ -48,7 +48,7 @@ def test_pipelines_with_replicas_train_as_one_process() -> None:
 
 
 def test_tensor_parallel_modules_train_as_one_process() -> None:
-    run(4, *(case("tensor_parallel", TENSOR, optimizer=each) for each in ("sgd", "adamw", "adafactor")))
+    run(4, *(case("tensor_parallel", TENSOR, optimizer=each) for each in ("sgd", "adamw", "adagrad")))
     run(2, case("tensor_parallel", TENSOR, optimizer="adamw"))
 
 
