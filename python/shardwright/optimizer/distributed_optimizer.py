@@ -80,7 +80,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             whole.keep_local(group)
         for key in [key for key in self.state if is_sentinel(key)]:
             del self.state[key]
-        self._own_share()
+        self._own_share(model)
         if self._pending is not None and self._is_settled(model):
             pending, self._pending = self._pending, None
             self._load(pending)
@@ -129,15 +129,25 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
                 loss = closure()
         return loss
 
-    def _own_share(self) -> Share | None:
-        """Return this rank's share, with all parameters divided that can be; None if there is nothing to share."""
+    def _own_share(self, dividing: DistributedModel | None = None) -> Share | None:
+        """Return this rank's share, with the parameters of all partitioned models divided.
+
+        Args:
+            dividing: A model that is being partitioned, and counts as such.
+
+        Returns:
+            The share. None on all ranks if state is not sharded, or no model that this optimizer trains is partitioned.
+        """
         runtime = find_runtime()
         if runtime is None or not runtime.place.shards_optimizer_state:
             return None
         if self._share is None:
+            models = runtime[Models].alive
+            if not any((one is dividing or one.placement.partitioned) and self.trains(one) for one in models):
+                return None
             self._share = Share(runtime, _original_class(self))
-        self._share.divide(self)
-        return self._share or None
+        self._share.divide(self, dividing)
+        return self._share
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; if the model is partitioned, the group keeps only the parameters of this rank.

@@ -19,6 +19,7 @@ from shardwright.optimizer.sharding.elementwise import state_tensors
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
+    from shardwright.model.distributed import DistributedModel
 
 #: Above this, the largest share of a division is told: it is so much larger than an even one.
 _UNEVEN = 1.05
@@ -60,11 +61,12 @@ class Member:
     group: dict[str, Any]
 
 
-def held_parameters(runtime: Runtime) -> dict[int, Held]:
-    """Find the parameters of this rank's placed models, by ``id``."""
+def held_parameters(runtime: Runtime, dividing: DistributedModel | None) -> dict[int, Held]:
+    """Find the parameters of this rank's partitioned models, by ``id``; ``dividing`` counts as one."""
     found: dict[int, Held] = {}
-    for placement in runtime[Models].placements:
-        if not placement.partitioned:
+    for model in runtime[Models].alive:
+        placement = model.placement
+        if not placement.partitioned and model is not dividing:
             continue
         parameters = placement.owned_parameters()
         over_rdp = {id(one) for one in placement.replicas.over_rdp(parameters)}

@@ -18,6 +18,7 @@ from shardwright.optimizer.sharding.division import Division, Member, held_param
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
+    from shardwright.model.distributed import DistributedModel
     from shardwright.optimizer.layout import GroupLayout
 
 
@@ -38,12 +39,12 @@ class Share:
         self._over_rdp: Any = WeakIdKeyDictionary()
         self._pieces: Any = WeakIdKeyDictionary()
 
-    def __bool__(self) -> bool:
-        """Whether any parameter is divided."""
-        return len(self._slices) > 0
+    def divide(self, optimizer: Optimizer, dividing: DistributedModel | None = None) -> None:
+        """Divide the parameters that are new in the optimizer's groups and belong to partitioned models.
 
-    def divide(self, optimizer: Optimizer) -> None:
-        """Divide the parameters that are new in the optimizer's groups and belong to placed models.
+        Args:
+            optimizer: The optimizer.
+            dividing: A model that is being partitioned, and counts as such.
 
         Raises:
             ConfigError: Another optimizer has divided a parameter into parts, which this one cannot update.
@@ -57,7 +58,7 @@ class Share:
         if not new:
             return
         shards = self._runtime[ParameterShards]
-        held = held_parameters(self._runtime)
+        held = held_parameters(self._runtime, dividing)
         for parameter in self._division.divide(new, held):
             self._slices[parameter] = shards.of(parameter)
             self._over_rdp[parameter] = held[id(parameter)].over_rdp
