@@ -10,7 +10,7 @@ from typing import Any
 import shardwright as smp
 import torch
 
-from tests.optimizer_sharding import cases, saving
+from tests.optimizer_sharding import cases, refusals, saving, special
 
 
 def run(case: dict[str, Any]) -> None:
@@ -18,8 +18,8 @@ def run(case: dict[str, Any]) -> None:
     torch.set_default_dtype(getattr(torch, case.get("dtype", "float64")))
     configuration = {"microbatches": 2, "ddp": True, "shard_optimizer_state": True, **case.get("config", {})}
     smp.init(configuration)
-    function = getattr(cases, case["name"], None) or getattr(saving, case["name"])
-    function(**case.get("arguments", {}))
+    module = next(module for module in (cases, refusals, saving, special) if hasattr(module, case["name"]))
+    getattr(module, case["name"])(**case.get("arguments", {}))
     smp.shutdown()
 
 

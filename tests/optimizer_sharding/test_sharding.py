@@ -135,3 +135,18 @@ def test_weights_have_the_bits_of_training_without_sharding(optimizer: str, dtyp
     one, other = torch.load(tmp_path / "all.pt"), torch.load(tmp_path / "shared.pt")
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_unusual_parameters_and_scripts(ranks: int) -> None:
+    names = ("scaler", "alien_parameter", "two_models", "user_hooks", "subclass")
+    run(ranks, *(case("layouts", optimizer=each) for each in ("adamw", "sgd")), *map(case, names))
+
+
+def test_readers_see_whole_weights() -> None:
+    run(2, *(case("readers", optimizer=each) for each in ("adamw", "adafactor")))
+    run(4, case("readers", PIPELINE, optimizer="adamw"))
+
+
+def test_a_stage_without_parameters() -> None:
+    run(4, case("stage_without_parameters", {**PIPELINE, "auto_partition": False, "default_partition": 0}))

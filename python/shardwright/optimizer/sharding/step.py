@@ -15,6 +15,7 @@ from shardwright.data_parallel.shards import ParameterShards
 from shardwright.errors import ConfigError, FrameError, PartialUpdateError
 from shardwright.job.objects import gathered, tell_gathering
 from shardwright.job.ranks import DP_GROUP
+from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.optimizer.sharding.elementwise import changes_without_gradient
 from shardwright.optimizer.sharding.gather import gather_parameters
@@ -58,6 +59,7 @@ def sharded_step(
             f"{name} was called in step {runtime.step.number}, with shard_optimizer_state, which sends updated "
             "parameters to other ranks: step optimizers outside the step function, and not in hooks"
         )
+    operation = f"{name} (smp.DistributedOptimizer {_number(runtime, optimizer)})"
     updates, digests = runtime[Updates], runtime[ParameterShards].digests
     over_dp, over_rdp = share.divided(optimizer)
     try:
@@ -73,9 +75,9 @@ def sharded_step(
             update(None if closure is None else _Called(loss, name))
         share.drop_gradients()
     except BaseException:
-        tell_gathering(name, None, DP_GROUP)
+        tell_gathering(operation, None, DP_GROUP)
         raise
-    said = dict(zip(runtime.place.dp_ranks, gathered(name, (digests, *changed), DP_GROUP), strict=True))
+    said = dict(zip(runtime.place.dp_ranks, gathered(operation, (digests, *changed), DP_GROUP), strict=True))
     _check_said(runtime, name, said)
     of_replicas = runtime[ReplicaCollectives]
     for collectives, parameters, which in ((of_replicas.dp, over_dp, 1), (of_replicas.rdp, over_rdp, 2)):
@@ -84,6 +86,11 @@ def sharded_step(
             _gather(collectives, parameters, share, {rank: said[rank][which] for rank in collectives.ranks})
     updates.ends_share(optimizer)
     return loss
+
+
+def _number(runtime: Runtime, optimizer: Optimizer) -> int | None:
+    """The number of the optimizer in order of creation, which is the same on all ranks."""
+    return next((number for number, one in enumerate(runtime[Models].optimizers) if one is optimizer), None)
 
 
 class _Called:
