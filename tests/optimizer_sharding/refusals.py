@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
+from shardwright.data_parallel.collectives import Collectives
+from shardwright.optimizer.sharding import gather
 from torch import nn
 
 from .cases import Pair, close, train
@@ -123,3 +126,39 @@ def different_optimizers() -> None:
     optimizer: Any = smp.DistributedOptimizer(torch.optim.Adam(parameters[smp.rank() % 2 :]))
     refused(smp.ShardwrightError, "do not shard the same", lambda: train(model, batch(0, smp.dp_rank())))
     refused(smp.ShardwrightError, "do not shard the same", optimizer.step)
+
+
+def interrupted_gather(rank: int) -> None:
+    """A gather that fails on one rank while messages are under way leaves nothing that later collectives meet."""
+    pair = Pair("odd", "adamw")
+    pair.run(2)
+    weights, state = copy.deepcopy(pair.model.state_dict()), pair.optimizer.state_dict()
+    pair.zero_grad()
+    pair.train(2)
+    original, begun = Collectives.start_broadcast, [0]
+
+    def start_broadcast(self: Collectives, tensor: torch.Tensor, source: int) -> Any:
+        begun[0] += 1
+        if begun[0] == 2 and smp.rank() == rank:
+            raise OSError("on purpose")
+        return original(self, tensor, source)
+
+    Collectives.start_broadcast = start_broadcast  # type: ignore[method-assign]
+    chunk_bytes, gather._CHUNK_BYTES = gather._CHUNK_BYTES, 200
+
+    def update() -> None:
+        pair.optimizer.step()
+        train(pair.model, batch(2, smp.dp_rank()))  # where the others' messages do not need this rank
+
+    try:
+        with pytest.raises((OSError, smp.RemoteError)):
+            update()
+    finally:
+        Collectives.start_broadcast = original  # type: ignore[method-assign]
+        gather._CHUNK_BYTES = chunk_bytes
+    with pytest.raises((smp.PartialUpdateError, smp.RemoteError)):
+        train(pair.model, batch(2, smp.dp_rank()))
+    pair.model.load_state_dict(weights)
+    pair.optimizer.load_state_dict(state)
+    pair.zero_grad()
+    pair.run(3, first=2)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import shardwright as smp
 import torch
+from shardwright.data_parallel.shards import ParameterShards
+from shardwright.job.runtime import current_runtime
 from torch import nn
 
-from .cases import Pair, check_weights, close, loss_of, train
+from .cases import Pair, check_weights, close, loss_of, state_bytes, train
 from .problems import OPTIMIZERS, Reference, batch, built
 
 
@@ -289,3 +292,71 @@ def subclass() -> None:
     plain, model = built("large"), smp.DistributedModel(built("large"))
     distributed: Any = smp.DistributedOptimizer(Normalised(model.parameters(), lr=0.1))
     _train_both(model, distributed, Reference(plain, Normalised(plain.parameters(), lr=0.1), smp.dp_size(), 2), 3)
+
+
+def verified_first() -> None:
+    """A verification that divides the model, before the first step."""
+    pair = Pair("large", "adamw")
+    smp.verify(train, pair.model, batch(98, smp.dp_rank()), raise_on_difference=True)
+    pair.run(3)
+    shards = current_runtime()[ParameterShards]
+    assert all(shards.of(parameter) is not None for parameter in pair.model.local_parameters())
+    assert sum(smp.allgather(state_bytes(pair.optimizer), smp.WORLD)) == state_bytes(pair.reference.optimizer)
+
+
+def delayed() -> None:
+    """Parameters that are made where they are owned."""
+    plain = built("large")
+    with smp.delay_param_initialization(enabled=True):
+        module = built("large")
+    model = smp.DistributedModel(module)
+    make = OPTIMIZERS["adamw"]
+    distributed: Any = smp.DistributedOptimizer(make(model.parameters()))
+    _train_both(model, distributed, Reference(plain, make(plain.parameters()), smp.dp_size(), 2), 3)
+
+
+def stale_graph() -> None:
+    """A backward pass through weights that were updated meanwhile is an error, as in plain PyTorch."""
+    model = smp.DistributedModel(built("large"))
+    optimizer: Any = smp.DistributedOptimizer(OPTIMIZERS["adamw"](model.parameters()))
+    outputs = model.module(batch(0, 0))
+    train(model, batch(0, smp.dp_rank()))
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss_of(outputs).backward()
+
+
+def language_model() -> None:
+    """A GPT-2 whose embedding is tied to its head, which a pipeline keeps on one rank."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def build() -> nn.Module:
+        torch.manual_seed(3)
+        config = GPT2Config(vocab_size=97, n_positions=8, n_embd=24, n_layer=4, n_head=2, resid_pdrop=0, embd_pdrop=0)
+        config.attn_pdrop = 0.0
+        return GPT2LMHeadModel(config).double()
+
+    @smp.step
+    def train_on(model: Any, tokens: torch.Tensor) -> None:
+        model.backward(model(input_ids=tokens, labels=tokens, use_cache=False).loss)
+
+    plain, model = build(), smp.DistributedModel(build())
+    make = OPTIMIZERS["adamw"]
+    reference, distributed = make(plain.parameters()), smp.DistributedOptimizer(make(model.parameters()))
+    for step in range(5):
+        batches = [
+            torch.randint(97, (4, 8), generator=torch.Generator().manual_seed(10 * step + replica))
+            for replica in range(smp.dp_size())
+        ]
+        distributed.zero_grad()
+        reference.zero_grad()
+        train_on(model, batches[smp.dp_rank()])
+        for tokens in batches:
+            for part in tokens.chunk(2):
+                loss = plain(input_ids=part, labels=part, use_cache=False).loss
+                (loss / (2 * smp.dp_size())).backward()
+        distributed.step()
+        reference.step()
+        for name, parameter in model.local_named_parameters():
+            wanted = plain.get_parameter(name).detach()
+            torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-5, atol=1e-7, msg=f"step {step}: {name}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.jobs.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks, run_ranks
 from tests.optimizer_sharding.problems import OPTIMIZERS
 
 PIPELINE = {"pipeline_parallel_degree": 2}
@@ -86,13 +86,22 @@ def test_state_is_a_share_of_that_of_one_process() -> None:
         run(ranks, *(case("half_the_bytes", model=m, optimizer=each) for m in ("odd", "large") for each in optimizers))
 
 
+def test_shares_that_cannot_be_even_are_told_once() -> None:
+    cases = [case("parity", model="large", optimizer=each, steps=3) for each in ("adafactor", "adamw")]
+    ended = run_ranks("-m", "tests.optimizer_sharding.rank", json.dumps(cases), ranks=2)
+    assert [each.code for each in ended] == [0, 0]
+    (line,) = [line for each in ended for line in each.err.splitlines() if "not divided evenly" in line]
+    assert "Adafactor updates whole parameters only" in line
+    assert "of 109.5 KiB of parameters, rank 0 99.27 KiB, rank 1 10.22 KiB; even would be 54.75 KiB each" in line
+
+
 def test_gradients_are_reduced_while_backward_runs() -> None:
     run(2, case("sent_early", model="odd"), case("sent_early", model="large"))
 
 
 def test_failed_steps_and_updates_leave_what_training_goes_on_from() -> None:
-    run(2, case("unequal_steps"))
-    run(3, case("unequal_steps"))
+    run(2, case("unequal_steps"), *(case("interrupted_gather", rank=rank) for rank in (0, 1)))
+    run(3, case("unequal_steps"), case("interrupted_gather", rank=1))
 
 
 def test_misuse_is_refused_by_name() -> None:
@@ -139,13 +148,22 @@ def test_weights_have_the_bits_of_training_without_sharding(optimizer: str, dtyp
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_unusual_parameters_and_scripts(ranks: int) -> None:
-    names = ("scaler", "alien_parameter", "two_models", "user_hooks", "subclass")
+    names = ("scaler", "alien_parameter", "two_models", "user_hooks", "subclass", "delayed", "stale_graph")
     run(ranks, *(case("layouts", optimizer=each) for each in ("adamw", "sgd")), *map(case, names))
 
 
 def test_readers_see_whole_weights() -> None:
     run(2, *(case("readers", optimizer=each) for each in ("adamw", "adafactor")))
     run(4, case("readers", PIPELINE, optimizer="adamw"))
+
+
+def test_models_that_are_verified_first_or_delayed() -> None:
+    run(4, case("verified_first", PIPELINE), case("delayed", PIPELINE))
+    run(2, case("verified_first"))
+
+
+def test_a_language_model_over_a_pipeline_with_replicas() -> None:
+    run(4, case("language_model", PIPELINE))
 
 
 def test_a_stage_without_parameters() -> None:

@@ -71,16 +71,18 @@ class ParameterShards:
         self.digests = (self.digests[0], digest) if over_rdp else (digest, self.digests[1])
         self.version += 1
 
-    def of(self, parameter: torch.Tensor) -> tuple[Slice, ...] | None:
+    def assigned(self, parameter: torch.Tensor) -> tuple[Slice, ...] | None:
         """The slices of a parameter; None if every rank updates all of it."""
-        if self._is_suspended:
-            return None
         found: tuple[Slice, ...] | None = self._slices.get(parameter)
         return found
 
+    def of(self, parameter: torch.Tensor) -> tuple[Slice, ...] | None:
+        """The slices of a parameter to whose owners its gradient is reduced; None if it is reduced to all ranks."""
+        return None if self._is_suspended else self.assigned(parameter)
+
     def own(self, parameter: torch.Tensor, rank: int) -> Slice | None:
         """The slice of a sharded parameter that a rank owns; None if it has none."""
-        return next((one for one in self.of(parameter) or () if one.owner == rank), None)
+        return next((one for one in self.assigned(parameter) or () if one.owner == rank), None)
 
     def __bool__(self) -> bool:
         """Whether any parameter has owners."""

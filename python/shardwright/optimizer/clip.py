@@ -125,7 +125,7 @@ def _counted_here(parameters: list[torch.Tensor], norm_type: float) -> list[torc
     shards = runtime[ParameterShards]
 
     def is_owned_once(parameter: torch.Tensor) -> bool:
-        return id(parameter) not in over_rdp and shards.of(parameter) is not None
+        return id(parameter) not in over_rdp and shards.assigned(parameter) is not None
 
     return [one for one in parameters if id(one) in divided or is_owned_once(one)]
 
@@ -136,7 +136,7 @@ def _own_gradients(parameters: list[torch.Tensor], norm_type: float) -> list[tor
     shards, rank = runtime[ParameterShards], runtime.place.rank
     found = []
     for parameter in parameters:
-        slices, gradient = shards.of(parameter), parameter.grad
+        slices, gradient = shards.assigned(parameter), parameter.grad
         if slices is not None and len(slices) > 1 and not norm_type > 0:
             raise ConfigError(
                 f"smp.clip_grad_norm_: norm_type is {norm_type}; with shard_optimizer_state it has to be positive: "

@@ -45,8 +45,12 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
     partitioned, parameters and state of other ranks are removed; a group may become empty. The optimizer can also be
     created after the model was partitioned, from ``model.parameters()``.
 
+    With ``shard_optimizer_state``, each data-parallel rank updates a share of the parameters and keeps the state of
+    that share only (spec, 2.8.3): whole parameters or, for optimizers of ``torch.optim`` that treat elements
+    independently of each other, also parts of them. The groups hold all parameters; ``state`` has those of the share.
+
     The optimizer must treat parameters independently of each other. ``torch.optim.LBFGS``, which needs dot products
-    over all parameters, is rejected with several pipeline ranks.
+    over all parameters, is rejected with several pipeline ranks and with ``shard_optimizer_state``.
 
     Args:
         optimizer: The optimizer, created from the parameters of the whole model, in the same way on every rank.

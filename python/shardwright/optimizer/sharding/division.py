@@ -127,7 +127,7 @@ class Division:
         loads = self._loads.setdefault(kind, [0] * len(ranks))
         slices: dict[int, tuple[Slice, ...]] = {}
         for parameter in parameters:
-            known = shards.of(parameter)
+            known = shards.assigned(parameter)
             if known is not None:
                 self._check_known(known, kind)
                 slices[id(parameter)] = known

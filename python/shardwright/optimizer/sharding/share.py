@@ -60,7 +60,7 @@ class Share:
         shards = self._runtime[ParameterShards]
         held = held_parameters(self._runtime, dividing)
         for parameter in self._division.divide(new, held):
-            self._slices[parameter] = shards.of(parameter)
+            self._slices[parameter] = shards.assigned(parameter)
             self._over_rdp[parameter] = held[id(parameter)].over_rdp
             if (state := optimizer.state.pop(parameter, None)) is not None:  # from before the division
                 self._take_state(optimizer, parameter, state)
