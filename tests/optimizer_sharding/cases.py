@@ -119,14 +119,16 @@ def tensor_parallel(optimizer: str, steps: int = 5) -> None:
     plain, module = build(), build()
     smp.set_tensor_parallelism(module[0])
     smp.set_tensor_parallelism(module[2])
-    reference = Reference(plain, OPTIMIZERS[optimizer](plain.parameters()), smp.dp_size(), _microbatches())
+    prescaled = current_runtime().place.cfg.prescaled_batch  # tp ranks have the same batch
+    replicas, replica = (smp.rdp_size(), smp.rdp_rank()) if prescaled else (smp.dp_size(), smp.dp_rank())
+    reference = Reference(plain, OPTIMIZERS[optimizer](plain.parameters()), replicas, _microbatches())
     model = smp.DistributedModel(module)
     assert len(list(model.distributed_modules())) == 2
     distributed: Any = smp.DistributedOptimizer(OPTIMIZERS[optimizer](model.parameters()))
     for step in range(steps):
         reference.optimizer.zero_grad()
         distributed.zero_grad()
-        train(model, batch(step, smp.dp_rank()))
+        train(model, batch(step, replica))
         reference.accumulate(step)
         found = smp.clip_grad_norm_(model.parameters(), 1.0)
         close(found, nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None]), "norm")
@@ -144,7 +146,7 @@ def tensor_parallel(optimizer: str, steps: int = 5) -> None:
             model.load_state_dict(weights)
             distributed.load_state_dict(state)
             distributed.zero_grad()
-            train(model, batch(9, smp.dp_rank()))
+            train(model, batch(9, replica))
             distributed.step()
             results.append(copy.deepcopy(model.state_dict()))
         for name, value in results[0].items():

@@ -45,11 +45,15 @@ def test_three_ranks_train_as_one_process() -> None:
 def test_pipelines_with_replicas_train_as_one_process() -> None:
     models, optimizers = ("odd", "large", "tiny"), ("sgd", "adamw", "adafactor")
     run(4, *(case("parity", PIPELINE, model=model, optimizer=each) for model in models for each in optimizers))
+    for config in ({"deterministic_server": True}, {"pipeline": "zero_bubble"}, {"placement_strategy": "spread"}):
+        run(4, case("parity", {**PIPELINE, **config}, model="large", optimizer="adamw"))
 
 
 def test_tensor_parallel_modules_train_as_one_process() -> None:
     run(4, *(case("tensor_parallel", TENSOR, optimizer=each) for each in ("sgd", "adamw", "adagrad")))
     run(2, case("tensor_parallel", TENSOR, optimizer="adamw"))
+    for config in ({"prescaled_batch": True}, {"optimize": "speed"}):
+        run(4, case("tensor_parallel", {**TENSOR, **config}, optimizer="adamw"))
 
 
 def test_tensor_parallel_pipelines_train_as_one_process() -> None:
