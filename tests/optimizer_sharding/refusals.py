@@ -162,3 +162,29 @@ def interrupted_gather(rank: int) -> None:
     pair.optimizer.load_state_dict(state)
     pair.zero_grad()
     pair.run(3, first=2)
+
+
+def undone_reduction() -> None:
+    """A step that fails on one rank while the others reduce is undone, with gradients of earlier steps kept."""
+    pair = Pair("large", "adamw", bucket_cap_mb=1e-3)
+    pair.run(3)
+    pair.zero_grad()
+    pair.train(3)
+    pair.check_gradients("before")
+    _, parameter = next(iter(pair.model.local_named_parameters()))
+    for repeat in range(2):
+        handle = parameter.register_hook(fail_in_hook) if smp.dp_rank() == 1 else None
+        with pytest.raises((OSError, smp.RemoteError)):
+            train(pair.model, batch(4, smp.dp_rank()))
+        if handle is not None:
+            handle.remove()
+        pair.check_gradients(f"after failure {repeat}")
+    pair.train(4)
+    pair.check_gradients("after the step")
+    pair.step()
+    pair.check("after the update")
+    pair.run(2, first=5)
+
+
+def fail_in_hook(_: torch.Tensor) -> None:
+    raise OSError("on purpose")

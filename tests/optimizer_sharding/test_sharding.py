@@ -105,7 +105,9 @@ def test_gradients_are_reduced_while_backward_runs() -> None:
 
 def test_failed_steps_and_updates_leave_what_training_goes_on_from() -> None:
     run(2, case("unequal_steps"), *(case("interrupted_gather", rank=rank) for rank in (0, 1)))
-    run(3, case("unequal_steps"), case("interrupted_gather", rank=1))
+    run(3, case("unequal_steps"), case("interrupted_gather", rank=1), case("undone_reduction"))
+    run(2, case("undone_reduction"))
+    run(4, case("undone_reduction", PIPELINE))
 
 
 def test_misuse_is_refused_by_name() -> None:

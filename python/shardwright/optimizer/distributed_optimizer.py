@@ -349,7 +349,8 @@ def _distributed_class(original: type[Optimizer]) -> type[DistributedOptimizer]:
 
 def _original_class(optimizer: Optimizer) -> type[Optimizer]:
     """The class of the optimizer that was wrapped."""
-    return next(original for original, made in _CLASSES.items() if made is type(optimizer))
+    original: type[Optimizer] = type(optimizer).__bases__[-1]
+    return original
 
 
 def _tp_place() -> tuple[int, int]:
