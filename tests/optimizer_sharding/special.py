@@ -162,6 +162,8 @@ def readers(optimizer: str) -> None:
             found = evaluate(pair.model, batch(99, 0)).concat()
             close(found, pair.reference.module(batch(99, 0)), "evaluation")
         pair.check_gradients("after an evaluation")
+        pair.optimizer.load_state_dict(pair.optimizer.state_dict())
+        pair.check_gradients("after a load")
         smp.verify(train, pair.model, batch(98, smp.dp_rank()), raise_on_difference=True)
         pair.check_gradients("after a verification")
         pair.step()
@@ -360,3 +362,23 @@ def language_model() -> None:
         for name, parameter in model.local_named_parameters():
             wanted = plain.get_parameter(name).detach()
             torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-5, atol=1e-7, msg=f"step {step}: {name}")
+
+
+def wrapped_late(optimizer: str) -> None:
+    """An optimizer that has state when it is wrapped keeps its share of it."""
+    make = OPTIMIZERS[optimizer]
+    plain, model = built("large"), smp.DistributedModel(built("large"))
+    reference = Reference(plain, make(plain.parameters()), smp.dp_size(), 2)
+    own: Any = make(model.parameters())
+    for step in range(6):
+        if step == 3:
+            before = state_bytes(own)
+            own = smp.DistributedOptimizer(own)
+            assert sum(smp.allgather(state_bytes(own), smp.DP_GROUP)) == before
+        own.zero_grad()
+        reference.optimizer.zero_grad()
+        train(model, batch(step, smp.dp_rank()))
+        reference.accumulate(step)
+        own.step()
+        reference.optimizer.step()
+        check_weights(model, plain, f"step {step}")

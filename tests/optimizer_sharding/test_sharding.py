@@ -72,7 +72,8 @@ def test_what_scripts_do_in_pipelines() -> None:
 
 def test_groups_and_optimizers_that_come_later() -> None:
     optimizers = ("sgd", "adamw", "adafactor")
-    run(2, *(case(name, optimizer=each) for name in ("added_groups", "late_optimizer") for each in optimizers))
+    names = ("added_groups", "late_optimizer", "wrapped_late")
+    run(2, *(case(name, optimizer=each) for name in names for each in optimizers))
 
 
 def test_accumulation_closures_norms_and_several_optimizers() -> None:
