@@ -382,3 +382,19 @@ def wrapped_late(optimizer: str) -> None:
         own.step()
         reference.optimizer.step()
         check_weights(model, plain, f"step {step}")
+
+
+def wide_gradients() -> None:
+    """Gradients of another dtype than their parameters'."""
+    module = built("large").to(torch.bfloat16)
+    for parameter in module.parameters():
+        parameter.grad_dtype = torch.float32
+    model = smp.DistributedModel(module)
+    optimizer: Any = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    train(model, batch(0, smp.dp_rank()).bfloat16())
+    owned = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    assert all(parameter.grad.dtype is torch.float32 for parameter in owned)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.step()
+    changed = [not torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)]
+    assert all(changed)

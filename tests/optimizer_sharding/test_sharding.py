@@ -139,7 +139,7 @@ def test_what_a_pipeline_saves_is_loaded_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor", "rmsprop", "adamw-fused"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_weights_have_the_bits_of_training_without_sharding(optimizer: str, dtype: str, tmp_path: Path) -> None:
     about = {"model": "large", "optimizer": optimizer, "folder": str(tmp_path)}
     off = {"shard_optimizer_state": False}
@@ -164,9 +164,10 @@ def test_readers_see_whole_weights() -> None:
     run(4, case("readers", PIPELINE, optimizer="adamw"))
 
 
-def test_models_that_are_verified_first_or_delayed() -> None:
+def test_models_that_are_verified_first_or_delayed_or_have_wide_gradients() -> None:
     run(4, case("verified_first", PIPELINE), case("delayed", PIPELINE))
-    run(2, case("verified_first"))
+    wide = [case("wide_gradients")] if hasattr(torch.Tensor, "grad_dtype") else []  # from torch 2.10 on
+    run(2, case("verified_first"), *wide)
 
 
 def test_a_language_model_over_a_pipeline_with_replicas() -> None:

@@ -48,7 +48,7 @@ class ShardBucket(GradBucket):
                 whole = part.view(parameter.shape)
                 parameter.grad = whole if as_views else whole.clone()
             else:
-                whole = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+                whole = part.new_zeros(parameter.shape)
                 piece.of(whole).copy_(part)
                 parameter.grad = whole
         if not as_views:

@@ -153,7 +153,7 @@ class Division:
         if gradient is None or own is None:
             parameter.grad = None
         elif own.stop - own.start < parameter.numel():
-            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+            parameter.grad = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
             own.of(parameter.grad).copy_(own.of(gradient))
 
     def _check_known(self, slices: Sequence[Slice], kind: Kind) -> None:

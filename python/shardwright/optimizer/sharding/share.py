@@ -107,6 +107,8 @@ class Share:
             self._pieces[parameter] = nn.Parameter(own.of(parameter.detach()), parameter.requires_grad)
         piece: nn.Parameter = self._pieces[parameter]
         piece.data = own.of(parameter.detach())  # values may have been moved to other memory
+        if (dtype := getattr(parameter, "grad_dtype", piece.dtype)) is not piece.dtype:
+            piece.grad_dtype = dtype
         return piece
 
     def is_here(self, parameter: nn.Parameter) -> bool:
@@ -157,11 +159,9 @@ class Share:
                     piece.grad = None if parameter.grad is None else own.of(parameter.grad.detach())
 
     def drop_gradients(self) -> None:
-        """Drop the gradients of parts, and record that their parameters have changed."""
-        for parameter, piece in self._pieces.items():
-            if piece.grad is not None:
-                piece.grad = None
-                torch.autograd.graph.increment_version(parameter)
+        """Drop the gradients of parts, which keep those of the parameters alive."""
+        for piece in self._pieces.values():
+            piece.grad = None
 
     @contextmanager
     def in_groups(self, optimizer: Optimizer) -> Iterator[None]:
