@@ -278,11 +278,7 @@ fn keys_of_data_parallelism_need_it() {
         text,
         "the configuration key \"ddp_port\" is 29500, which needs \"ddp\" to be true"
     );
-    let text = refused(&json!({"shard_optimizer_state": true}));
-    assert_eq!(
-        text,
-        "the configuration key \"shard_optimizer_state\" is true, which needs \"ddp\" to be true"
-    );
+    assert!(refused(&json!({"shard_optimizer_state": true})).contains("needs \"ddp\""));
     assert!(refused(&json!({"ddp_dist_backend": "nccl"})).contains("needs \"ddp\""));
     assert!(parse(&json!({"ddp_dist_backend": "auto"})).is_ok());
 }
