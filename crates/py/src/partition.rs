@@ -27,6 +27,7 @@ pub(crate) fn partition_table(decision_json: &str) -> PyResult<String> {
 /// may be split. `loads` are the bytes that each rank has already. Returns `(parameter, start, stop, rank)` of each shard.
 #[pyfunction]
 #[pyo3(signature = (parameters, loads, /))]
+#[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
 pub(crate) fn shard_parameters(
     parameters: Vec<(u64, u64, bool)>,
     loads: Vec<u64>,
