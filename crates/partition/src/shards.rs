@@ -50,10 +50,10 @@ pub struct Shard {
 /// ```
 /// use shardwright_partition::{Shard, ShardItem, shards};
 ///
-/// let item = ShardItem { numel: 1000, element_bytes: 4, splittable: true };
+/// let item = ShardItem { numel: 1024, element_bytes: 4, splittable: true };
 /// let halves = shards(&[item], &[0, 0]);
-/// assert_eq!(halves[0], Shard { item: 0, start: 0, stop: 500, owner: 0 });
-/// assert_eq!(halves[1], Shard { item: 0, start: 500, stop: 1000, owner: 1 });
+/// assert_eq!(halves[0], Shard { item: 0, start: 0, stop: 512, owner: 0 });
+/// assert_eq!(halves[1], Shard { item: 0, start: 512, stop: 1024, owner: 1 });
 /// ```
 pub fn shards(items: &[ShardItem], loads: &[u64]) -> Vec<Shard> {
     if loads.is_empty() {
