@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,43 @@ def different_optimizers() -> None:
     refused(smp.ShardwrightError, "do not shard the same", optimizer.step)
 
 
+class Late:
+    """A collective whose end is noticed late."""
+
+    def __init__(self, work: Any) -> None:
+        self._work, self._noticed = work, time.monotonic() + 0.3
+
+    def is_completed(self) -> bool:
+        return time.monotonic() > self._noticed and bool(self._work.is_completed())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def failure_after_others_gathered() -> None:
+    """A step that fails at once on a rank does not end the update in which another still receives parameters."""
+    pair = Pair("odd", "adamw")
+    pair.run(2)
+    pair.zero_grad()
+    pair.train(2)
+    original, begun = Collectives.start_broadcast, [0]
+
+    def start_broadcast(self: Collectives, tensor: torch.Tensor, source: int) -> Any:
+        begun[0] += 1
+        work = original(self, tensor, source)
+        if smp.dp_rank() == 0:
+            self.works[-1] = work = Late(work)
+        return work
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Collectives, "start_broadcast", start_broadcast)
+        pair.step()
+    assert begun[0] > 0
+    refused(ValueError, "on purpose", lambda: failing(pair.model, batch(0, smp.dp_rank()), smp.dp_rank() == 1))
+    pair.check("after the update")
+    pair.run(2, first=3)
+
+
 def interrupted_gather(rank: int) -> None:
     """A gather that fails on one rank while messages are under way leaves nothing that later collectives meet."""
     pair = Pair("odd", "adamw")
@@ -153,7 +191,7 @@ def interrupted_gather(rank: int) -> None:
         train(pair.model, batch(2, smp.dp_rank()))  # where the others' messages do not need this rank
 
     try:
-        with pytest.raises((OSError, smp.RemoteError)):
+        with pytest.raises((OSError, smp.RemoteError, smp.PartialUpdateError)):
             update()
     finally:
         Collectives.start_broadcast = original  # type: ignore[method-assign]

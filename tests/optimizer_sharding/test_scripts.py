@@ -40,6 +40,11 @@ def test_failed_steps_and_updates_leave_what_training_goes_on_from() -> None:
     run(4, case("undone_reduction", PIPELINE))
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_step_that_fails_at_once_leaves_updates_of_others_alone(ranks: int) -> None:
+    run(ranks, case("failure_after_others_gathered"))
+
+
 def test_misuse_is_refused_by_name() -> None:
     run(2, case("misuse"), case("different_optimizers"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.divisor import check_digests
 from shardwright.data_parallel.shards import ParameterShards
-from shardwright.errors import ConfigError, FrameError, PartialUpdateError
+from shardwright.errors import ConfigError, FrameError, PartialUpdateError, RemoteError
 from shardwright.job.objects import gathered, tell_gathering
 from shardwright.job.ranks import DP_GROUP
 from shardwright.job.runtime import Runtime
@@ -47,7 +48,7 @@ def sharded_step(
         The result of the closure.
 
     Raises:
-        PartialUpdateError: The update has failed on another rank.
+        PartialUpdateError: The update, or the exchange after it, has failed on another rank.
         FrameError: Called in a step.
         ConfigError: The optimizer calls its closure several times.
     """
@@ -78,11 +79,21 @@ def sharded_step(
     said = dict(zip(runtime.place.dp_ranks, gathered(operation, (digests, *changed), DP_GROUP), strict=True))
     _check_said(runtime, name, said)
     of_replicas = runtime[ReplicaCollectives]
-    for collectives, parameters, which in ((of_replicas.dp, over_dp, 1), (of_replicas.rdp, over_rdp, 2)):
-        if parameters:
-            assert collectives is not None, "they are divided over several ranks"
-            _gather(collectives, parameters, share, {rank: said[rank][which] for rank in collectives.ranks})
+    end = f"the end of {operation}"
+    try:
+        for collectives, parameters, which in ((of_replicas.dp, over_dp, 1), (of_replicas.rdp, over_rdp, 2)):
+            if parameters:
+                assert collectives is not None, "they are divided over several ranks"
+                _gather(collectives, parameters, share, {rank: said[rank][which] for rank in collectives.ranks})
+    except BaseException:
+        tell_gathering(end, None, DP_GROUP)
+        raise
     updates.ends_share(optimizer)
+    # A rank that went on while others still receive would end their waits if its next step failed. If it ends this one,
+    # everything is here and the failure is that of the next step, which raises it.
+    with contextlib.suppress(RemoteError):
+        ended = gathered(end, True, DP_GROUP)
+        _check_failed(runtime, name, dict(zip(runtime.place.dp_ranks, ended, strict=True)))
     return loss
 
 
@@ -116,11 +127,15 @@ def _changed(parameters: list[nn.Parameter], share: Share, kind: type[Optimizer]
 
 
 def _check_said(runtime: Runtime, name: str, said: dict[int, Any]) -> None:
+    _check_failed(runtime, name, said)
+    check_digests(runtime, {rank: each[0] for rank, each in said.items()})
+
+
+def _check_failed(runtime: Runtime, name: str, said: dict[int, Any]) -> None:
     failed = [rank for rank, each in said.items() if each is None]
     if failed:
         runtime[Updates].refuse(f"{name}() failed on ranks {failed}")
         raise PartialUpdateError(runtime[Updates].refusal or "")
-    check_digests(runtime, {rank: each[0] for rank, each in said.items()})
 
 
 def _gather(collectives: Collectives, parameters: list[nn.Parameter], share: Share, changed: dict[int, bytes]) -> None:
