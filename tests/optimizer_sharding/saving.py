@@ -55,17 +55,7 @@ def resume(model: str, optimizer: str, folder: str, form: str, *, late: bool = F
         train(distributed, batch(77, smp.dp_rank()))
         own.step()
     distributed.load_state_dict(torch.load(source / "weights.pt"))
-    if form == "whole":
-        state: Any = torch.load(source / "whole.pt")
-    elif form == "plain":
-        state = torch.load(source / "plain.pt")
-    elif form == "gathered":
-        state = [torch.load(path) for path in sorted(source.glob("gathered_*.pt"))]
-    elif form == "same":  # as it was saved: each rank its own
-        state = torch.load(source / f"share_{smp.rank()}.pt")
-    else:
-        state = [torch.load(path) for path in sorted(source.glob("share_*.pt"))]
-    own.load_state_dict(state)
+    own.load_state_dict(_saved(source, form))
     for step in range(20, 23):
         own.zero_grad()
         reference.optimizer.zero_grad()
@@ -74,6 +64,44 @@ def resume(model: str, optimizer: str, folder: str, form: str, *, late: bool = F
         own.step()
         reference.optimizer.step()
         check_weights(distributed, plain, f"step {step} after a load of {form}")
+
+
+def _saved(source: Path, form: str) -> Any:
+    if form in ("whole", "plain"):
+        return torch.load(source / f"{form}.pt")
+    if form == "half":  # as a job with master weights saves it
+        state = torch.load(source / "whole.pt")
+        for number in range(sum(len(group["params"]) for group in state["param_groups"])):
+            state["state"].setdefault(number, {})["master_weight"] = torch.ones(1)
+        return {**state, "loss_scaler": {"loss_scale": 8.0, "dynamic": None}}
+    if form == "gathered":
+        return [torch.load(path) for path in sorted(source.glob("gathered_*.pt"))]
+    if form == "same":  # as it was saved: each rank its own
+        return torch.load(source / f"share_{smp.rank()}.pt")
+    return [torch.load(path) for path in sorted(source.glob("share_*.pt"))]
+
+
+def load_with_masters(model: str, optimizer: str, folder: str, form: str) -> None:
+    """Load shares in a job with master weights, which follow the model."""
+    source = Path(folder)
+    distributed = smp.DistributedModel(built(model))
+    own: Any = smp.DistributedOptimizer(OPTIMIZERS[optimizer](groups_of(list(distributed.parameters()))))
+    train(distributed, batch(77, smp.dp_rank()))
+    own.step()
+    distributed.load_state_dict(torch.load(source / "weights.pt"))
+    own.load_state_dict(_saved(source, form))
+    found, parameters = own.state_dict()["state"], [one for group in own.param_groups for one in group["params"]]
+    compared = 0
+    for number, state in torch.load(source / "whole.pt")["state"].items():
+        assert torch.equal(found[number]["master_weight"], parameters[number].float())
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                assert torch.equal(found[number][key], value.float()), (number, key)
+                compared += 1
+    assert compared > 0
+    own.zero_grad()
+    train(distributed, batch(78, smp.dp_rank()))
+    own.step()
 
 
 def write_weights(model: str, optimizer: str, folder: str, file: str) -> None:
