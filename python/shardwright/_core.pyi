@@ -70,6 +70,7 @@ __all__ = [
     "read_program",
     "reference_program",
     "references_to_storage",
+    "shard_parameters",
     "simulate",
     "splits_backward",
     "take_log",
@@ -2286,6 +2287,16 @@ def reference_program(
 def references_to_storage(tensor: torch.Tensor) -> int:
     """
     How many references to a storage's Python object [`kept_by_others`] finds, less its own, where nothing else has one.
+    """
+
+def shard_parameters(
+    parameters: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, bool]],
+    loads: SupportsGetItem[int, SupportsIndex],
+    /,
+) -> list[tuple[int, int, int, int]]:
+    """
+    Divides parameters over ranks that all hold them: for each, its number of elements, the bytes of one, and whether it
+    may be split. `loads` are the bytes that each rank has already. Returns `(parameter, start, stop, rank)` of each shard.
     """
 
 def simulate(

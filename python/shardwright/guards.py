@@ -366,7 +366,7 @@ def installed(*, num_ranks: int, pipelined: bool, divided: bool, scaled: bool = 
     Args:
         num_ranks: How many ranks the job has.
         pipelined: Whether modules lie on several ranks.
-        divided: Whether parameters do, by pipeline or tensor parallelism.
+        divided: Whether parameters do, by pipeline or tensor parallelism, or their updates (shard_optimizer_state).
         scaled: Whether losses are scaled.
     """
     needed = {

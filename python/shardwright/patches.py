@@ -50,7 +50,7 @@ class When(Enum):
     JOB = "while the process is a rank of a job"
     SEVERAL_RANKS = "while it is a rank of a job of several ranks"
     PIPELINED = "while it is a rank of a job with several pipeline ranks"
-    DIVIDED = "while it is a rank of a job that divides parameters, by pipeline or tensor parallelism"
+    DIVIDED = "while it is a rank of a job that divides parameters, by pipeline or tensor parallelism, or their updates"
     FLOAT16 = "while it is a rank of a job that scales losses"
     CREATED = "in a context that says something of the modules created in it"
     REGISTERED = "from the registration of the class on"

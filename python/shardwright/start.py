@@ -20,6 +20,7 @@ from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import check_world, load_config
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process
@@ -129,6 +130,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(StepWeights(place.rank, place.cfg.microbatches))
     runtime.add(ReplicaCollectives())
     runtime.add(LossScaling())
+    runtime.add(ParameterShards())
     runtime.add(Leaves())
     runtime.installed.callback(runtime.add(Turn()).attributes.close)
     runtime.add(FrameTable())
@@ -152,7 +154,7 @@ def _install(runtime: Runtime) -> None:
         guards.installed(
             num_ranks=runtime.place.launch.world_size,
             pipelined=runtime.place.pp_size > 1,
-            divided=runtime.place.pp_size * len(runtime.place.tp_ranks) > 1,
+            divided=runtime.place.pp_size * len(runtime.place.tp_ranks) > 1 or runtime.place.shards_optimizer_state,
             scaled=runtime.place.cfg.fp16,
         )
     )

@@ -78,6 +78,22 @@ def test_one_rank_explains_its_own_error() -> None:
         smp.shutdown()
 
 
+def test_an_update_that_runs_out_is_explained() -> None:
+    class Greediest(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            torch.empty(1 << 56, dtype=torch.uint8)
+
+    smp.init()
+    try:
+        model = smp.DistributedModel(nn.Linear(4, 4))
+        optimizer = smp.DistributedOptimizer(Greediest(model.parameters(), lr=0.1))
+        with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+            optimizer.step()
+        assert any("Memory of rank 0" in note for note in caught.value.__notes__)
+    finally:
+        smp.shutdown()
+
+
 def test_other_errors_are_let_alone() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))

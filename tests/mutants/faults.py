@@ -114,7 +114,7 @@ FAULTS = (
     Fault(
         "reducers",
         "a parameter that no rank used gets a gradient",
-        f"{_DATA}/reducer.py",
+        f"{_DATA}/bucket.py",
         "            if parameter not in used:\n                continue\n",
         "",
         ("tests/data_parallel",),

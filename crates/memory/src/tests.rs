@@ -128,6 +128,8 @@ fn replicas_share_the_state_of_the_optimizer_where_that_is_built() {
         built.then_some(100 * MIB)
     );
     assert_eq!(saving(&advice("{}", 1, 1), "shard_optimizer_state"), None);
+    let half = advice(r#"{"ddp": true, "bf16": true}"#, 1, 2);
+    assert_eq!(saving(&half, "shard_optimizer_state"), None);
 }
 
 proptest! {

@@ -36,6 +36,7 @@ mod measured;
 mod node;
 mod refine;
 mod request;
+mod shards;
 mod table;
 
 pub use allot::{Claim, dhondt, segments};
@@ -47,3 +48,4 @@ pub use measured::{Execution, Measured, ModuleInterval};
 pub use node::NodeId;
 pub use refine::Refinement;
 pub use request::{Calls, FORMAT_VERSION, ModuleInput, ParameterInput, PartitionRequest, Pin};
+pub use shards::{Shard, ShardItem, shards};

@@ -72,7 +72,7 @@ mod _core {
     #[pymodule_export]
     use crate::node::Node;
     #[pymodule_export]
-    use crate::partition::partition;
+    use crate::partition::{partition, shard_parameters};
     #[pymodule_export]
     use crate::rendezvous::Rendezvous;
     #[pymodule_export]

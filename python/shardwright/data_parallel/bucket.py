@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.data_parallel.collectives import Collectives
 from shardwright.half_precision import gradient_dtype
 
 
@@ -55,7 +56,23 @@ class GradBucket:
 
     def fill(self) -> None:
         """Copy the gradients into the buffer; a parameter without a gradient contributes zeros."""
-        self._flat = torch.cat([_dense(parameter).reshape(-1) for parameter in self._parameters])
+        self._flat = torch.cat([dense_gradient(parameter).reshape(-1) for parameter in self._parameters])
+
+    def start(self, collectives: Collectives) -> Any:
+        """Begin to sum the buffer over the ranks, and return the work."""
+        return collectives.sum(self.buffer())
+
+    def hand_out(self, used: set[nn.Parameter], as_views: bool) -> None:
+        """Make the sums the gradients of those parameters that are used on any rank."""
+        for parameter, reduced in zip(self.parameters(), self.gradients(), strict=True):
+            if parameter not in used:
+                continue
+            if as_views:
+                parameter.grad = reduced
+            elif parameter.grad is None or parameter.grad.is_sparse:
+                parameter.grad = reduced.clone()
+            else:
+                parameter.grad.copy_(reduced)
 
     def clear(self) -> None:
         """Reset the bucket after a step."""
@@ -63,7 +80,8 @@ class GradBucket:
         self.late = False
 
 
-def _dense(parameter: nn.Parameter) -> torch.Tensor:
+def dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter's gradient as a dense tensor, zeros if there is none."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(parameter, dtype=gradient_dtype(parameter), memory_format=torch.contiguous_format)

@@ -54,9 +54,8 @@ class Collectives:
         self._runtime = runtime
         self._group = group
         self.ranks: list[int] = runtime.place.topology.group(group, runtime.place.rank)
+        #: What was issued since the last step that ended well.
         self._issued: list[_Issued] = []
-        #: The step in which they were issued.
-        self._step: int | None = None
         #: What was issued in a step that has not ended well.
         self.works: list[Any] = []
         #: How many collectives have begun in this job.
@@ -71,9 +70,18 @@ class Collectives:
         """The index of this rank in the group."""
         return self.ranks.index(self._runtime.place.rank)
 
+    @property
+    def own_rank(self) -> int:
+        """The global rank of this rank."""
+        return self._runtime.place.rank
+
     def sum(self, tensor: torch.Tensor) -> Any:
         """Sum a tensor over the group in place, and return the work."""
         return self._issue("sum", tensor)
+
+    def reduce(self, tensor: torch.Tensor, destination: int) -> Any:
+        """Sum a tensor over the group, in place on a global rank, and return the work. Others get any values."""
+        return self._issue(f"reduce to {destination}", tensor)
 
     def maximum(self, tensor: torch.Tensor) -> None:
         """Replace a tensor with the maximum over the group."""
@@ -81,7 +89,11 @@ class Collectives:
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Replace a tensor with that of a global rank."""
-        self.wait(self._issue(f"broadcast from {source}", tensor))
+        self.wait(self.start_broadcast(tensor, source))
+
+    def start_broadcast(self, tensor: torch.Tensor, source: int) -> Any:
+        """Begin to replace a tensor with that of a global rank, and return the work."""
+        return self._issue(f"broadcast from {source}", tensor)
 
     def offer_hook(self, name: str, hook: Callable[[torch.Tensor], Any]) -> None:
         """Register a user's reduction hook for this step."""
@@ -103,13 +115,20 @@ class Collectives:
             RemoteError: The step that begins has failed elsewhere, or a rank of the group is gone.
         """
         self._settle(None)
-        self._step = self._runtime.step.number
-        self._issued.clear()
         self.works.clear()
         self._hooks.clear()
 
+    def begin_between_steps(self) -> None:
+        """Finish the collectives of earlier failed steps, before some are issued between steps.
+
+        Raises:
+            RemoteError: The next step has failed elsewhere, or a rank of the group is gone.
+        """
+        self._settle(None)
+
     def end_step(self) -> None:
         """The step succeeded: all that was issued is through, and its memory may go."""
+        self._issued.clear()
         self.works.clear()
 
     @property
@@ -123,9 +142,8 @@ class Collectives:
         Without ``waits``, what the others have issued is left to the next step, if there is one.
         """
         runtime = self._runtime
-        issued = (
-            list(self._issued) if self._step == runtime.step.number else []
-        )  # it may have failed before it began here
+        issued = list(self._issued)
+        self._issued.clear()
         self._unsettled[runtime.step.number] = issued
         for rank in self._others():
             try:
@@ -153,6 +171,8 @@ class Collectives:
             work = dist.all_reduce(tensor, group=group, async_op=True)
         elif kind == "maximum":
             work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        elif kind.startswith("reduce to "):
+            work = dist.reduce(tensor, int(kind.removeprefix("reduce to ")), group=group, async_op=True)
         elif kind in self._hooks:
             work = self._hooks[kind](tensor)
         else:

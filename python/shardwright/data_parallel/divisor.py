@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
 from shardwright.data_parallel.collectives import ReplicaCollectives
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import exchange_in_step
@@ -57,6 +59,27 @@ def exchange(runtime: Runtime, kind: int = _ABSENT, total: float = 0.0) -> list[
     """Tell the data-parallel ranks the sum of this rank's weights; returns what each of them says, in their order.
 
     By messages and not by a collective, whose place among those that backward has begun would differ from rank to rank.
+
+    Raises:
+        ShardwrightError: Ranks have different owners of parameters, to whom gradients are to be reduced.
     """
-    said = exchange_in_step(runtime, runtime.place.other_roots(), _CHANNEL, (kind, total))
-    return [said.get(rank, (kind, total)) for rank in runtime.place.dp_ranks]
+    digests = runtime[ParameterShards].digests
+    said = exchange_in_step(runtime, runtime.place.other_roots(), _CHANNEL, (kind, total, *digests))
+    said[runtime.place.rank] = (kind, total, *digests)
+    check_digests(runtime, {rank: (over_dp, over_rdp) for rank, (_, _, over_dp, over_rdp) in said.items()})
+    return [said[rank][:2] for rank in runtime.place.dp_ranks]
+
+
+def check_digests(runtime: Runtime, digests: Mapping[int, tuple[str, str]]) -> None:
+    """Check that data-parallel ranks have assigned the same owners.
+
+    Raises:
+        ShardwrightError: They have not.
+    """
+    same_part = [digests[rank][1] for rank in runtime.place.rdp_ranks]
+    if len({over_dp for over_dp, _ in digests.values()}) > 1 or len({*same_part}) > 1:
+        raise ShardwrightError(
+            f"data-parallel ranks {runtime.place.dp_ranks} do not shard the same optimizers: with "
+            "shard_optimizer_state, all of them have to create the same smp.DistributedOptimizers in the same order, "
+            "with the same parameter groups"
+        )

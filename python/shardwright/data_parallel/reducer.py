@@ -13,6 +13,8 @@ from torch import nn
 
 from shardwright.data_parallel.bucket import GradBucket, make_buckets
 from shardwright.data_parallel.collectives import Collectives
+from shardwright.data_parallel.shard_bucket import ShardBucket, make_shard_buckets
+from shardwright.data_parallel.shards import ParameterShards
 
 CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -25,21 +27,27 @@ class Reducer:
     without one, the ranks see it when they compare notes at the end, and reduce that bucket again. So the result
     never depends on the guess. A parameter without a gradient on this rank contributes zero as long as any rank has
     one, and keeps none otherwise.
+
+    The gradient of a parameter with owners is averaged on these only, and None elsewhere.
     """
 
-    def __init__(self, collectives: Collectives, name: str, bucket_bytes: int, overlap: bool) -> None:
-        """Create a reducer over a group, with buckets of at most ``bucket_bytes``.
+    def __init__(
+        self, collectives: Collectives, shards: ParameterShards, name: str, bucket_bytes: int, overlap: bool
+    ) -> None:
+        """Create a reducer over a group, with buckets of at most ``bucket_bytes``, given the owners of parameters.
 
         The ``name`` is the same on all ranks. With ``overlap``, buckets may be sent during backward.
         """
         self._collectives = collectives
+        self._shards = shards
+        self._shards_version = 0
         self._name = name
         self._bucket_bytes = bucket_bytes
         self._overlap = overlap
         self._hook: tuple[Any, CommHook] | None = None
         self._buckets: list[GradBucket] = []
         self._parameters: list[nn.Parameter] = []
-        self._bucket_of: dict[nn.Parameter, GradBucket] = {}
+        self._buckets_of: dict[nn.Parameter, list[GradBucket]] = {}
         self._counts: Counter[nn.Parameter] = Counter()
         self._expected: Counter[nn.Parameter] = Counter()
         self._ready: set[int] = set()
@@ -57,12 +65,13 @@ class Reducer:
         possible.
         """
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        if len(wanted) != len(self._parameters) or any(
-            a is not b for a, b in zip(wanted, self._parameters, strict=True)
+        if (
+            self._shards_version != self._shards.version
+            or len(wanted) != len(self._parameters)
+            or any(a is not b for a, b in zip(wanted, self._parameters, strict=True))
         ):
             self._parameters = wanted
-            self._buckets = make_buckets(wanted, self._bucket_bytes)
-            self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters()}
+            self._make_buckets()
             self._expected.clear()
             if self._overlap:
                 self._listen()
@@ -75,6 +84,17 @@ class Reducer:
             if self._hook is not None:
                 self._collectives.offer_hook(self._hook_name(bucket), functools.partial(self._run_hook, bucket))
         return self._listening and bool(self._parameters)
+
+    def _make_buckets(self) -> None:
+        self._shards_version = self._shards.version
+        sharded = [parameter for parameter in self._parameters if self._shards.of(parameter) is not None]
+        known = set(sharded)
+        buckets = make_buckets([one for one in self._parameters if one not in known], self._bucket_bytes)
+        self._buckets = [*buckets, *make_shard_buckets(sharded, self._shards, self._bucket_bytes, len(buckets))]
+        self._buckets_of = {}
+        for bucket in self._buckets:
+            for parameter in bucket.parameters():
+                self._buckets_of.setdefault(parameter, []).append(bucket)
 
     def _hook_name(self, bucket: GradBucket) -> str:
         return f"hook of bucket {bucket.index()} of {self._name}"
@@ -93,23 +113,23 @@ class Reducer:
     def accumulated(self, parameter: nn.Parameter) -> None:
         """Handle the accumulation of a gradient."""
         self._counts[parameter] += 1
-        bucket = self._bucket_of.get(parameter)
-        if not self._listening or bucket is None:
+        if not self._listening:
             return
-        if bucket.work is not None:
-            bucket.late = True
-        elif all(0 < self._expected[p] <= self._counts[p] for p in bucket.parameters()):
-            self._ready.add(bucket.index())
-            while self._sent < len(self._buckets) and self._sent in self._ready:
-                self._send(self._buckets[self._sent])
-                self._sent += 1
+        for bucket in self._buckets_of.get(parameter, ()):
+            if bucket.work is not None:
+                bucket.late = True
+            elif all(0 < self._expected[p] <= self._counts[p] for p in bucket.parameters()):
+                self._ready.add(bucket.index())
+        while self._sent < len(self._buckets) and self._sent in self._ready:
+            self._send(self._buckets[self._sent])
+            self._sent += 1
 
     def _send(self, bucket: GradBucket) -> None:
         bucket.fill()
         if self._hook is not None:
             bucket.work = self._collectives.run_hook(self._hook_name(bucket), bucket.buffer())
         else:
-            bucket.work = self._collectives.sum(bucket.buffer())
+            bucket.work = bucket.start(self._collectives)
 
     def gradient_counts(self) -> Counter[nn.Parameter]:
         """The number of gradients of each parameter in the last step, expected of the next one too."""
@@ -141,13 +161,15 @@ class Reducer:
         used, again = self._compare_notes(sent_early)
         for bucket in self._buckets:
             self._await(bucket, num_ranks * (sent_divisor if bucket in sent_early else 1))
-            if bucket not in again:
-                self._hand_out(bucket, used, as_views)
+            if bucket not in again and not isinstance(bucket, ShardBucket):
+                bucket.hand_out(used, as_views)
         for bucket in again:
             bucket.clear()
             self._send(bucket)
             self._await(bucket, num_ranks)
-            self._hand_out(bucket, used, as_views)
+            if not isinstance(bucket, ShardBucket):
+                bucket.hand_out(used, as_views)
+        self._hand_out_shards(used, as_views)
 
     def _compare_notes(self, sent_early: list[GradBucket]) -> tuple[set[nn.Parameter], list[GradBucket]]:
         """Find parameters with a gradient on any rank, and buckets that any rank sent too early."""
@@ -173,19 +195,20 @@ class Reducer:
             bucket.set_buffer(value[0] if isinstance(value, (list, tuple)) else value)
         else:
             self._collectives.wait(bucket.work)
-            bucket.buffer().div_(divisor)
+            if not isinstance(bucket, ShardBucket) or bucket.owner == self._collectives.own_rank:
+                bucket.buffer().div_(divisor)
 
-    @staticmethod
-    def _hand_out(bucket: GradBucket, used: set[nn.Parameter], as_views: bool) -> None:
-        for parameter, reduced in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if parameter not in used:
-                continue
-            if as_views:
-                parameter.grad = reduced
-            elif parameter.grad is None or parameter.grad.is_sparse:
-                parameter.grad = reduced.clone()
+    def _hand_out_shards(self, used: set[nn.Parameter], as_views: bool) -> None:
+        """Leave gradients with the owners only. Until here, all were needed in case they had to be sent again."""
+        buckets = [bucket for bucket in self._buckets if isinstance(bucket, ShardBucket)]
+        for bucket in buckets:
+            for parameter in bucket.parameters():
+                parameter.grad = None
+        for bucket in buckets:
+            if bucket.owner == self._collectives.own_rank:
+                bucket.hand_out(used, as_views)
             else:
-                parameter.grad.copy_(reduced)
+                bucket.clear()
 
 
 class GradientListener:

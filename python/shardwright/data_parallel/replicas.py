@@ -15,8 +15,10 @@ from shardwright.data_parallel.collectives import Collectives, ReplicaCollective
 from shardwright.data_parallel.divisor import Divisor, exchange
 from shardwright.data_parallel.participants import ModelPart
 from shardwright.data_parallel.reducer import Reducer
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
 from shardwright.data_parallel.uneven import JoinState
+from shardwright.errors import ShardwrightError
 
 T = TypeVar("T", bound=torch.Tensor)
 
@@ -57,6 +59,7 @@ class Replicas:
     def _make_reducer(self, collectives: Collectives, which: str) -> Reducer:
         reducer = Reducer(
             collectives,
+            self._shards,
             f"model {self._placement.model_id}{which}",
             int(float(self._options["bucket_cap_mb"]) * 2**20),
             bool(self._options["overlapping_allreduce"]),
@@ -64,6 +67,10 @@ class Replicas:
         if self._comm_hook is not None:
             reducer.register_comm_hook(*self._comm_hook)
         return reducer
+
+    @property
+    def _shards(self) -> ParameterShards:
+        return self._placement.runtime[ParameterShards]
 
     @property
     def _reducers(self) -> list[Reducer]:
@@ -130,6 +137,11 @@ class Replicas:
             reducer.register_comm_hook(state, hook)
 
     @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients of earlier steps are still to be reduced."""
+        return self._passes % int(self._options["backward_passes_per_step"]) != 0
+
+    @property
     def _reduces_this_step(self) -> bool:
         return (self._passes + 1) % int(self._options["backward_passes_per_step"]) == 0
 
@@ -188,12 +200,51 @@ class Replicas:
             sent_divisor = divisor.value if self.averages_microbatches else 1
             self._reducer.reduce(len(present), sent_divisor, as_views)
             reduce_sparse(self._sparse[0], self._collectives, len(present))
+            self._leave_to_owners(self._sparse[0])
             if self._rdp_reducer is not None:
                 present = [rank for rank in present if rank in runtime.place.rdp_ranks]
                 self._rdp_reducer.reduce(max(1, len(present)), sent_divisor * runtime.place.tensor_divisor, as_views)
                 collectives = runtime[ReplicaCollectives].rdp
                 assert collectives is not None, "there is a reducer over it"
                 reduce_sparse(self._sparse[1], collectives, max(1, len(present)))
+                self._leave_to_owners(self._sparse[1])
+
+    def _leave_to_owners(self, parameters: Sequence[nn.Parameter]) -> None:
+        for parameter in parameters:
+            rank = self._placement.runtime.place.rank
+            if self._shards.of(parameter) is not None and self._shards.own(parameter, rank) is None:
+                parameter.grad = None
+
+    def sharded_earlier(self, parameter: nn.Parameter, gradient: torch.Tensor) -> bool | None:
+        """Whether a gradient from before a step is added to what the step's reduction gives, since it is reduced.
+
+        Returns:
+            None if it is reduced with the step's gradients, as that of a parameter without owners is; else whether this
+            rank is one of the owners.
+
+        Raises:
+            ShardwrightError: The gradient is not what a reduction leaves on this rank.
+        """
+        if self._reducer is None or self._shards.of(parameter) is None:
+            return None
+        runtime, passes = self._placement.runtime, int(self._options["backward_passes_per_step"])
+        if self.is_accumulating:
+            return None
+        is_owner = self._shards.own(parameter, runtime.place.rank) is not None
+        if torch.is_grad_enabled() and (passes > 1 or not is_owner) and bool((gradient.detach() != 0).any()):
+            where = f"step {runtime.step.number} begins on rank {runtime.place.rank} with gradients"
+            if is_owner:
+                raise ShardwrightError(
+                    f"{where} of the last reduction, and accumulates others over backward_passes_per_step={passes} "
+                    "steps; with shard_optimizer_state other ranks do not have them: call optimizer.zero_grad() after "
+                    f"every {passes} steps, or use a larger backward_passes_per_step"
+                )
+            raise ShardwrightError(
+                f"{where} of parameters whose optimizer state is on other ranks (shard_optimizer_state), so that no "
+                "step can have reduced them: call optimizer.zero_grad(), and run every forward and backward pass in "
+                "the step function"
+            )
+        return is_owner if passes == 1 else None
 
     def end_step(self) -> None:
         """Count a successful step."""

@@ -34,6 +34,11 @@ class JoinState:
             collectives.begin_step()
         participants(self._runtime, parts, num_models)
 
+    def end_step(self) -> None:
+        """End a step that succeeded, on a rank that had no batch."""
+        for collectives in self._runtime[ReplicaCollectives].all:
+            collectives.end_step()
+
     def exchange(self, status: int) -> int:
         """Exchange the status of all ranks, and return that of the ranks that still have batches.
 

@@ -119,8 +119,8 @@ class Masters:
             return False
         found_inf: list[torch.Tensor] = []
         for (device, _), together in values.items():
-            found_inf.append(torch.zeros((), device=device))
-            inverse = torch.full((), 1.0 / scale, device=device)
+            found_inf.append(torch.zeros((), dtype=torch.float32, device=device))
+            inverse = torch.full((), 1.0 / scale, dtype=torch.float32, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(together, found_inf[-1], inverse)
         return any(bool(one) for one in found_inf)
 

@@ -5,6 +5,7 @@ Before ``smp.init``, all functions raise :class:`ShardwrightError`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -136,6 +137,17 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
     return [
         obj if rank == runtime.place.rank else _object_of(runtime, rank, channel, call, operation) for rank in ranks
     ]
+
+
+def tell_gathering(operation: str, obj: Any, group: CommGroup) -> None:
+    """Send an object to the other ranks of a group, which are in :func:`gathered`, without receiving theirs."""
+    runtime = current_runtime()
+    channel = f"gather {group.value}"
+    call = runtime[Gathers].next(channel)
+    for rank in group_ranks(group):
+        if rank != runtime.place.rank:
+            with contextlib.suppress(ShardwrightError):  # one that is gone needs no word
+                send_on(runtime, rank, channel, (call, operation, obj))
 
 
 def _object_of(runtime: Runtime, rank: int, channel: str, call: tuple[int, int], operation: str) -> Any:

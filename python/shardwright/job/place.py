@@ -67,6 +67,11 @@ class Place:
         """
         return 1 if self.cfg.prescaled_batch else len(self.tp_ranks)
 
+    @cached_property
+    def shards_optimizer_state(self) -> bool:
+        """Whether each data-parallel rank keeps a share of the optimizer's state."""
+        return bool(self.cfg.shard_optimizer_state) and len(self.dp_ranks) > 1
+
     @property
     def device(self) -> torch.device:
         """The device of this rank."""

@@ -145,15 +145,21 @@ class MemoryAccount:
     def predicted(self) -> _core.MemoryCategories:
         """Return what was expected: from the partition, the schedule and the class of the optimizer."""
         parameters, buffers = self._held()
-        optimizers = self._runtime[Models].optimizers
+        place, optimizers = self._runtime.place, self._runtime[Models].optimizers
+        shards, slices = 1, dict[int, int]()
+        if place.shards_optimizer_state:  # over DP_GROUP, in which TP_GROUPs hold slices of distributed modules
+            shards = len(place.dp_ranks)
+            for placement in self._runtime[Models].placements:
+                over_rdp = placement.replicas.over_rdp(placement.owned_parameters())
+                slices.update((id(parameter), len(place.tp_ranks)) for parameter in over_rdp)
         return _core.MemoryCategories.expected(
             parameter_bytes=distinct_bytes(parameters),
             trained_bytes=distinct_bytes(p for p in parameters if p.requires_grad),
             buffer_bytes=distinct_bytes(buffers),
             activation_bytes=self._activations_of_a_microbatch(),
             in_flight=self.in_flight(),
-            optimizer_bytes=expected_bytes(optimizers) if optimizers else None,
-            optimizer_shards=1,
+            optimizer_bytes=expected_bytes(optimizers, slices) if optimizers else None,
+            optimizer_shards=shards,
         )
 
     def in_flight(self) -> int:

@@ -22,11 +22,12 @@ _COPIES: Mapping[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], int]
 }
 
 
-def expected_bytes(optimizers: Iterable[Any]) -> int | None:
-    """Return the bytes that optimizers will keep for the parameters of this rank.
+def expected_bytes(optimizers: Iterable[Any], slices: Mapping[int, int]) -> int | None:
+    """Return the bytes that optimizers will keep for the parameters of this rank, and for slices that others hold.
 
     Args:
         optimizers: The optimizers.
+        slices: How many slices of a parameter are counted, by its ``id``; 1 if it is not there.
 
     Returns:
         The bytes, or None if one of them is of an unknown class.
@@ -39,7 +40,8 @@ def expected_bytes(optimizers: Iterable[Any]) -> int | None:
         if copies is None:
             return None
         for group in optimizer.param_groups:
-            total += copies(group) * sum(nbytes(parameter) for parameter in group["params"] if parameter.requires_grad)
+            trained = (parameter for parameter in group["params"] if parameter.requires_grad)
+            total += copies(group) * sum(slices.get(id(one), 1) * nbytes(one) for one in trained)
     return total
 
 

@@ -241,8 +241,13 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         The bucket holds gradients summed over microbatches. The hook must average over ranks *and* microbatches itself.
 
         Raises:
-            ConfigError: ``overlapping_allreduce`` is off.
+            ConfigError: ``overlapping_allreduce`` is off, or ``shard_optimizer_state`` is on.
         """
+        if self._runtime.place.shards_optimizer_state:
+            raise ConfigError(
+                "register_comm_hook reduces gradients to all data-parallel ranks, and shard_optimizer_state to their "
+                "owners only: use one of them"
+            )
         if not self._options["overlapping_allreduce"]:
             raise ConfigError("register_comm_hook needs overlapping_allreduce=True")
         self.placement.replicas.register_comm_hook(state, hook)
@@ -265,10 +270,16 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             throw_on_early_termination: Raise an error on every rank as soon as one has no batches left.
 
         Raises:
-            ConfigError: The job has no data parallelism.
+            ConfigError: The job has no data parallelism, or ``shard_optimizer_state`` is on.
         """
         if not enable:
             return nullcontext()
+        if self._runtime.place.shards_optimizer_state:
+            raise ConfigError(
+                "model.join() with shard_optimizer_state: a rank that has no batches left would not update its share "
+                "of the parameters. Give all data-parallel ranks the same number of batches, as smp.DistributedSampler "
+                "does"
+            )
         if len(self._runtime.place.dp_ranks) == 1:
             raise ConfigError("model.join() is for data parallelism; this job has one data-parallel rank")
         return joined(self._runtime, self.placement.replicas, divide_by_initial_world_size, throw_on_early_termination)

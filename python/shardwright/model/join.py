@@ -42,6 +42,7 @@ def joined(
             vote(runtime)
             if status == TRAINING:
                 replicas.end_step()
+            join_state.end_step()
             runtime.server.leave_step()
         runtime.server.leave_step()
         replicas.take_over_from(last_active[-1])

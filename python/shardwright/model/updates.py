@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.errors import ConfigError, PartialUpdateError, RemoteError
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.models import Models
@@ -54,7 +55,12 @@ class Updates:
         self._interrupted = True
 
     def begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record that an optimizer's step begins."""
+        """Record that an optimizer's step begins.
+
+        Raises:
+            ConfigError: It is not distributed, and trains parameters whose gradients only their owners have.
+        """
+        self._check_owners(optimizer)
         if self._trains(optimizer):
             self._begun[id(optimizer)] = type(optimizer).__name__
 
@@ -65,6 +71,26 @@ class Updates:
             self._updated = True
             if self._runtime.step.running:
                 self._interrupted = True  # called in a hook: undoing the step does not undo this update
+
+    def begins_share(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record that a step begins which ends only when the other ranks' shares are here."""
+        if self._trains(optimizer):
+            self._begun[-id(optimizer)] = type(optimizer).__name__
+
+    def ends_share(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record that the shares of all ranks are here."""
+        self._begun.pop(-id(optimizer), None)
+
+    def _check_owners(self, optimizer: torch.optim.Optimizer) -> None:
+        shards = self._runtime[ParameterShards]
+        if not shards or any(one is optimizer for one in self._runtime[Models].optimizers):
+            return
+        if any(shards.of(parameter) is not None for group in optimizer.param_groups for parameter in group["params"]):
+            raise ConfigError(
+                f"{type(optimizer).__name__}.step() of an optimizer that smp.DistributedOptimizer does not wrap: a "
+                "smp.DistributedOptimizer trains its parameters too, so that with shard_optimizer_state each gradient "
+                "is on one rank only. Wrap it, optimizer = smp.DistributedOptimizer(optimizer)"
+            )
 
     def has_updated(self) -> None:
         """Record the end of a distributed optimizer's step, even if it had nothing to update on this rank."""

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.errors import ConfigError
 from shardwright.half_precision import LossScaling
-from shardwright.job.ranks import MP_GROUP
-from shardwright.job.runtime import find_runtime
+from shardwright.job.ranks import MP_GROUP, WORLD, CommGroup
+from shardwright.job.runtime import current_runtime, find_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
@@ -28,7 +29,8 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clip gradients by their norm over the whole model.
 
-    All ranks of MP_GROUP must call this, outside the step function. The counterpart of
+    All ranks of MP_GROUP, with ``shard_optimizer_state`` all ranks of the job, must call this, outside the step
+    function. The counterpart of
     ``torch.nn.utils.clip_grad_norm_``: the norm is taken over the gradients of all pipeline- and tensor-parallel ranks,
     and each parameter counts once. All ranks scale their gradients by the same factor.
 
@@ -45,14 +47,24 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: On every rank, if the norm is not finite and ``error_if_nonfinite`` is set.
-        ConfigError: On every rank, if ``norm_type`` is not positive and modules are divided over tensor-parallel ranks;
-            or losses are scaled (``fp16``), so that the norm would be that of scaled gradients.
+        ConfigError: On every rank, if ``norm_type`` is not positive and modules are divided over tensor-parallel ranks,
+            or elements of parameters over data-parallel ones; or losses are scaled (``fp16``), so that the norm would
+            be that of scaled gradients.
     """
     refuse_scaled("smp.clip_grad_norm_")
     local = _local_parameters(parameters)
-    counted = _gradients(counted_here(local, norm_type, "smp.clip_grad_norm_"))
+    runtime = find_runtime()
+    shards = runtime is not None and runtime.place.shards_optimizer_state
+    counted = counted_here(local, norm_type, "smp.clip_grad_norm_")
     return clip_gradients(
-        _gradients(local), counted, max_norm, norm_type, "clip_grad_norm_", error_if_nonfinite, foreach
+        _gradients(local),
+        _own_gradients(counted, norm_type) if shards else _gradients(counted),
+        max_norm,
+        norm_type,
+        "clip_grad_norm_",
+        error_if_nonfinite,
+        foreach,
+        group=WORLD if shards else MP_GROUP,
     )
 
 
@@ -64,20 +76,23 @@ def clip_gradients(
     operation: str,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    *,
+    group: CommGroup = MP_GROUP,
 ) -> torch.Tensor:
-    """Clip gradients by their norm over all ranks of MP_GROUP, which must all call this; return the norm.
+    """Clip gradients by their norm over all ranks of a group, which must all call this; return the norm.
 
     Args:
         gradients: This rank's gradients.
-        counted: Those of them that no other rank of MP_GROUP counts.
+        counted: Those of them, or parts of them, that no other rank of the group counts.
         max_norm: See :func:`clip_grad_norm_`.
         norm_type: See :func:`clip_grad_norm_`.
         operation: The name of the calling function, for error messages.
         error_if_nonfinite: See :func:`clip_grad_norm_`.
         foreach: See :func:`clip_grad_norm_`.
+        group: The group.
     """
     norms = gradient_norms(counted, norm_type, foreach)
-    collected: list[torch.Tensor] = gather_over(MP_GROUP, norms.cpu(), operation)
+    collected: list[torch.Tensor] = gather_over(group, norms.cpu(), operation)
     device = gradients[0].device if gradients else torch.device("cpu")
     whole = [part for part in collected if part.numel()]
     if not whole:
@@ -90,12 +105,12 @@ def clip_gradients(
             "`error_if_nonfinite=False`"
         )
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    for group in _by_kind(gradients).values():
-        if group[0].layout is not torch.strided or foreach is False:
-            for gradient in group:
+    for alike in _by_kind(gradients).values():
+        if alike[0].layout is not torch.strided or foreach is False:
+            for gradient in alike:
                 gradient.mul_(scale.to(gradient.device))
         else:
-            torch._foreach_mul_(group, scale.to(group[0].device))
+            torch._foreach_mul_(alike, scale.to(alike[0].device))
     return total
 
 
@@ -156,8 +171,37 @@ def counted_here(parameters: list[torch.Tensor], norm_type: float, operation: st
         )
     if runtime.place.rank == runtime.place.tp_ranks[0]:
         return parameters
-    divided = {key for one in sharded for key, sharding in one.by_id().items() if sharding.is_divided}
-    return [parameter for parameter in parameters if id(parameter) in divided]
+    by_id = {key: sharding for one in sharded for key, sharding in one.by_id().items()}
+    divided = {key for key, sharding in by_id.items() if sharding.is_divided}
+    over_rdp = {key for key, sharding in by_id.items() if sharding.over_rdp}
+    shards = runtime[ParameterShards]
+
+    def is_owned_once(parameter: torch.Tensor) -> bool:
+        return id(parameter) not in over_rdp and shards.assigned(parameter) is not None
+
+    return [one for one in parameters if id(one) in divided or is_owned_once(one)]
+
+
+def _own_gradients(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
+    """Select the gradients, or parts of them, that no other data-parallel rank counts."""
+    runtime = current_runtime()
+    shards, rank = runtime[ParameterShards], runtime.place.rank
+    found = []
+    for parameter in parameters:
+        slices, gradient = shards.assigned(parameter), parameter.grad
+        if slices is not None and len(slices) > 1 and not norm_type > 0:
+            raise ConfigError(
+                f"smp.clip_grad_norm_: norm_type is {norm_type}; with shard_optimizer_state it has to be positive: "
+                "other norms of a whole do not follow from those of its parts"
+            )
+        own = shards.own(parameter, rank)
+        if gradient is None or (slices is not None and own is None):
+            continue
+        if own is not None and own.stop - own.start < parameter.numel():
+            found.append(own.of(gradient))
+        elif slices is not None or rank == runtime.place.rdp_ranks[0]:
+            found.append(gradient)
+    return found
 
 
 def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,18 +12,23 @@ from torch.optim import Optimizer
 from shardwright.errors import ConfigError
 from shardwright.half_precision import half_dtype
 from shardwright.half_precision.loss_scaler import scaler_of
-from shardwright.job.ranks import PP_GROUP
-from shardwright.job.runtime import find_runtime
+from shardwright.job.explained import explain
+from shardwright.job.ranks import PP_GROUP, RDP_GROUP, WORLD
+from shardwright.job.runtime import Runtime, find_runtime
 from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
 from shardwright.optimizer.half_precision import HalfPrecision, without_half_precision
-from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, to_global, to_local
+from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
+from shardwright.optimizer.sharding.share import Share
+from shardwright.optimizer.sharding.state import copied, is_share, merged_shares, shares_in, to_share
+from shardwright.optimizer.sharding.step import sharded_step
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
+_WHOLE = "an optimizer's state dict"
 _CLASSES: dict[tuple[type[Optimizer], bool], type[DistributedOptimizer]] = {}
 
 
@@ -43,8 +49,12 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
     partitioned, parameters and state of other ranks are removed; a group may become empty. The optimizer can also be
     created after the model was partitioned, from ``model.parameters()``.
 
+    With ``shard_optimizer_state``, each data-parallel rank updates a share of the parameters and keeps the state of
+    that share only (spec, 2.8.3): whole parameters or, for optimizers of ``torch.optim`` that treat elements
+    independently of each other, also parts of them. The groups hold all parameters; ``state`` has those of the share.
+
     The optimizer must treat parameters independently of each other. ``torch.optim.LBFGS``, which needs dot products
-    over all parameters, is rejected with several pipeline ranks.
+    over all parameters, is rejected with several pipeline ranks and with ``shard_optimizer_state``.
 
     Args:
         optimizer: The optimizer, created from the parameters of the whole model, in the same way on every rank.
@@ -62,6 +72,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
     """
 
     _layout: list[GroupLayout] | None = None
+    _share: Share | None = None
     _pending: dict[str, Any] | None = None
 
     @property
@@ -87,9 +98,10 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             whole.keep_local(group)
         for key in [key for key in self.state if is_sentinel(key)]:
             del self.state[key]
+        self._own_share(model)
         if self._pending is not None and self._is_settled(model):
             pending, self._pending = self._pending, None
-            super().load_state_dict(to_local(pending, layout))
+            self._load_whole(pending)
 
     def _groups(self) -> list[GroupLayout]:
         return [GroupLayout.of(group) for group in self.param_groups] if self._layout is None else self._layout
@@ -105,49 +117,117 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters of this rank. All ranks must call this equally often.
 
+        With ``shard_optimizer_state``, each data-parallel rank updates its share, and all of them have all updated
+        parameters when this returns.
+
         Args:
             closure: As for the wrapped optimizer's ``step``.
 
         Returns:
             The result of the closure, if there is one.
+
+        Raises:
+            PartialUpdateError: With ``shard_optimizer_state``, the update has failed on another rank.
         """
+        runtime = find_runtime()
+        if runtime is None:
+            return self._update_here(closure)
+        try:
+            if (share := self._own_share()) is None:
+                loss = self._update_here(closure)
+            else:
+                loss = sharded_step(runtime, self, share, _original_class(self), closure, self._update_here)
+        except BaseException as error:
+            explain(runtime, error)
+            raise
+        runtime[Updates].has_updated()
+        return loss
+
+    def _update_here(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if any(group["params"] for group in self.param_groups) or getattr(self, "steps_on_all_ranks", False):
             loss = super().step(closure) if closure is not None else super().step()
         elif closure is not None:  # some optimizers cannot step without any parameter, which a stage may be
             with torch.enable_grad():
                 loss = closure()
-        if (runtime := find_runtime()) is not None:
-            runtime[Updates].has_updated()
         return loss
 
+    def _own_share(self, dividing: DistributedModel | None = None) -> Share | None:
+        """Return this rank's share, with the parameters of all partitioned models divided.
+
+        Args:
+            dividing: A model that is being partitioned, and counts as such.
+
+        Returns:
+            The share. None on all ranks if state is not sharded, or no model that this optimizer trains is partitioned.
+        """
+        runtime = find_runtime()
+        if runtime is None or not runtime.place.shards_optimizer_state:
+            return None
+        if self._share is None:
+            models = runtime[Models].alive
+            if not any((one is dividing or one.placement.partitioned) and self.trains(one) for one in models):
+                return None
+            self._share = Share(runtime, _original_class(self))
+        self._share.divide(self, dividing)
+        return self._share
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group; if the model is partitioned, the group keeps only the parameters of this rank."""
+        """Add a parameter group; if the model is partitioned, the group keeps only the parameters of this rank.
+
+        With ``shard_optimizer_state`` its parameters are divided over the ranks, and others stay where they are.
+        """
         super().add_param_group(param_group)
         if self._layout is not None:
             group = self.param_groups[-1]
             whole = GroupLayout.of(group)
             self._layout.append(whole)
             whole.keep_local(group)
+        self._own_share()
 
-    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """Return this rank's part of the state, without communication.
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return this rank's part of the state, without communication unless optimizer state is sharded.
 
         Args:
-            gather_if_shard: Has no effect; sharded optimizer state is not supported yet.
+            gather_if_shard: With ``shard_optimizer_state``, gather the shares of RDP_GROUP on its first rank; all ranks
+                of the group must then call this. Otherwise without effect.
 
         Returns:
             A dict in the format of :meth:`state_dict`, marked by the key ``_smp_is_partial``. Parameters are numbered
-            as in the whole model, and ``param_groups`` lists all of them.
+            as in the whole model, and ``param_groups`` lists all of them. With ``shard_optimizer_state`` it has the
+            state of this rank's share; if shares are gathered, the first rank of RDP_GROUP gets the list of them.
         """
-        return {**to_global(super().state_dict(), self._groups()), PARTIAL_KEY: True}
+        part = self._part()
+        if not gather_if_shard or not is_share(part):
+            return part
+        return gather_over(RDP_GROUP, copied(part), "an optimizer's local_state_dict", to_first=True) or part
+
+    def orig_state_dict(self) -> dict[str, Any]:
+        """Return what the wrapped optimizer returns on this rank, without communication.
+
+        With ``shard_optimizer_state`` it has this rank's share, numbered by itself: whole parameters, and 1-D parts.
+        """
+        share = self._own_share()
+        with contextlib.nullcontext() if share is None else share.in_groups(self):
+            return super().state_dict()
+
+    def _part(self) -> dict[str, Any]:
+        """Return this rank's part of the state, numbered as in the whole model."""
+        layout, share, runtime = self._groups(), self._own_share(), find_runtime()
+        if share is None or runtime is None:
+            return {**to_global(super().state_dict(), layout), PARTIAL_KEY: True}
+        places = share.places(layout)
+        part = to_global(self.orig_state_dict(), layout, places)
+        return to_share(part, runtime, share, layout, places)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer state of the whole model, on the CPU. All ranks of the pipeline must call this.
 
+        With ``shard_optimizer_state``, all ranks of the job must call it.
+
         Returns:
-            A dict in the format of the wrapped optimizer. Before the model is partitioned, and with one pipeline rank,
-            nothing is gathered or moved.
+            A dict in the format of the wrapped optimizer. Before the model is partitioned, and with one pipeline rank
+            and without ``shard_optimizer_state``, nothing is gathered or moved.
 
         Raises:
             ConfigError: On every rank, if the optimizer trains modules that are divided over tensor-parallel ranks.
@@ -155,39 +235,68 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         self._refuse_sharded("state_dict()")
         if self._pending is not None:
             return dict(self._pending)
+        part = self._part()
+        if is_share(part):
+            return merged_shares(gather_over(WORLD, copied(part), _WHOLE), *_tp_place())
         if self._layout is None:
             return super().state_dict()
-        return merged(self._gather(on_cpu(self.local_state_dict())))
+        return merged(self._gather(on_cpu(part)))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Load a state dict. If the model is not partitioned yet, it is loaded when that happens.
 
         Args:
             state_dict: A whole state dict, or the result of :meth:`local_state_dict`. Partial state dicts are merged
-                over the ranks of the pipeline, which must all call this.
+                over the ranks of the pipeline, which must all call this. Shares of sharded state, or lists of them, are
+                merged over all ranks of the job.
 
         Raises:
-            ValueError: The parameter groups differ from those of this optimizer.
+            ValueError: The parameter groups differ from those of this optimizer, or shares are missing.
             ConfigError: On every rank, if the state dict is a whole one and the optimizer trains modules that are
                 divided over tensor-parallel ranks.
         """
-        whole = dict(state_dict) if self.has_masters else without_half_precision(state_dict)
-        if not whole.get(PARTIAL_KEY, False):
-            self._refuse_sharded("load_state_dict() of a whole state dict")
-        if whole.pop(PARTIAL_KEY, False):
-            parts = self._gather({**on_cpu(whole), PARTIAL_KEY: True})
-            whole = merged(parts)
-        layout = self._groups()
-        local = to_local(whole, layout)
+        whole = self._merged(state_dict)
+        if not self.has_masters:
+            whole = without_half_precision(whole)
+        to_local(whole, self._groups())  # raises if it does not fit
         if self._divides() and not (self._layout is not None and self._is_settled(None)):
             self._pending = whole
             if isinstance(self, HalfPrecision):
                 self.load_scaler(whole)
             return
-        super().load_state_dict(local)
+        self._load_whole(whole)
+
+    def _merged(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return a whole state dict, merged from what ranks give if that is partial."""
+        if is_share(state_dict):
+            return merged_shares(shares_in(gather_over(WORLD, copied(state_dict), _WHOLE)), *_tp_place())
+        if not isinstance(state_dict, Mapping):
+            raise ConfigError(
+                f"optimizer.load_state_dict was given a {type(state_dict).__name__}; it takes a state dict, or the "
+                "list of shares that local_state_dict() returns with shard_optimizer_state"
+            )
+        whole = dict(state_dict)
+        if not whole.get(PARTIAL_KEY, False):
+            self._refuse_sharded("load_state_dict() of a whole state dict")
+            return whole
+        return merged(self._gather(on_cpu(whole)))
+
+    def _load_whole(self, whole: dict[str, Any]) -> None:
+        """Load this rank's part of a whole state dict."""
+        layout, share = self._groups(), self._own_share()
+        if share is None:
+            super().load_state_dict(to_local(whole, layout))
+            return
+        places = share.places(layout)
+        local = to_local(whole, layout, places)
+        for number, (_, parameter) in enumerate(numbers_of(layout, places)):
+            if number in local["state"]:
+                local["state"][number] = share.cut(parameter, local["state"][number])
+        with share.in_groups(self):
+            super().load_state_dict(local)
 
     def _gather(self, part: dict[str, Any]) -> list[Any]:
-        return gather_over(PP_GROUP, part, "an optimizer's state dict")
+        return gather_over(PP_GROUP, part, _WHOLE)
 
     def _refuse_sharded(self, what: str) -> None:
         """Raise if the optimizer trains divided modules: tensor-parallel ranks may have different parameters."""
@@ -223,17 +332,8 @@ def _wrap(
     scaler = scaler_of(static_loss_scale, dynamic_loss_scale, given, is_float16=dtype is torch.float16)
     if isinstance(optimizer, DistributedOptimizer):
         return optimizer
-    if isinstance(optimizer, torch.optim.LBFGS) and runtime is not None:
-        if runtime.place.pp_size > 1:
-            raise ConfigError(
-                "torch.optim.LBFGS needs dot products over all parameters of the model, which several pipeline ranks "
-                "hold; use pipeline_parallel_degree 1 or another optimizer"
-            )
-        if dtype is not None:
-            raise ConfigError(
-                "torch.optim.LBFGS evaluates the model during its update, which master weights of fp16 and bf16 do not "
-                "allow; use another optimizer"
-            )
+    if runtime is not None:
+        _refuse_optimizer(optimizer, runtime, dtype)
     optimizer.__class__ = _distributed_class(type(optimizer), is_half=dtype is not None)
     assert isinstance(optimizer, DistributedOptimizer), "it was just made one"
     if isinstance(optimizer, HalfPrecision):
@@ -242,7 +342,34 @@ def _wrap(
         runtime[Models].optimizers.append(optimizer)
     if any(is_sentinel(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         optimizer.localise()
+    optimizer._own_share()
     return optimizer
+
+
+def _refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype | None) -> None:
+    """Raise if the job updates parameters in a way that the optimizer does not allow."""
+    shards = runtime.place.shards_optimizer_state
+    if shards and getattr(optimizer, "steps_on_all_ranks", False):
+        raise ConfigError(
+            f"{type(optimizer).__name__} exchanges norms of all parameters, of which each rank updates a share; use "
+            "shard_optimizer_state=False or another optimizer"
+        )
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return
+    needs = "torch.optim.LBFGS needs dot products over all parameters of the model"
+    if runtime.place.pp_size > 1:
+        raise ConfigError(
+            f"{needs}, which several pipeline ranks hold; use pipeline_parallel_degree 1 or another optimizer"
+        )
+    if shards:
+        raise ConfigError(
+            f"{needs}, of which each rank updates a share; use shard_optimizer_state=False or another optimizer"
+        )
+    if dtype is not None:
+        raise ConfigError(
+            "torch.optim.LBFGS evaluates the model during its update, which master weights of fp16 and bf16 do not "
+            "allow; use another optimizer"
+        )
 
 
 def _distributed_class(original: type[Optimizer], *, is_half: bool) -> type[DistributedOptimizer]:
@@ -253,6 +380,20 @@ def _distributed_class(original: type[Optimizer], *, is_half: bool) -> type[Dist
         made: Any = _Wrapping(original.__name__, bases, names)
         _CLASSES[original, is_half] = made
     return _CLASSES[original, is_half]
+
+
+def _original_class(optimizer: Optimizer) -> type[Optimizer]:
+    """The class of the optimizer that was wrapped."""
+    original: type[Optimizer] = type(optimizer).__bases__[-1]
+    return original
+
+
+def _tp_place() -> tuple[int, int]:
+    """This rank's index in TP_GROUP, and the group's size."""
+    runtime = find_runtime()
+    return (
+        (0, 1) if runtime is None else (runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks))
+    )
 
 
 def _placed(parameter: torch.Tensor) -> torch.Tensor:

@@ -44,15 +44,29 @@ class GroupLayout:
             group["param_names"][:] = [self.names[index] for index in local]
 
 
-def local_numbers(layout: Sequence[GroupLayout]) -> list[int]:
-    """Return the number of each local parameter in the whole model, in order."""
-    parameters = [parameter for group in layout for parameter in group.parameters]
-    return [number for number, parameter in enumerate(parameters) if not is_sentinel(parameter)]
+def numbers_of(
+    layout: Sequence[GroupLayout], places: Sequence[Sequence[int]] | None = None
+) -> list[tuple[int, torch.Tensor]]:
+    """Return local parameters, in order, each with its number in the whole model.
+
+    Args:
+        layout: The groups of the whole model.
+        places: The places in each group of the parameters that are meant; by default of all local ones.
+    """
+    places = [group.local() for group in layout] if places is None else places
+    firsts = itertools.accumulate((len(group.parameters) for group in layout), initial=0)
+    return [
+        (first + place, group.parameters[place])
+        for first, group, local in zip(firsts, layout, places, strict=False)
+        for place in local
+    ]
 
 
-def to_global(local: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[str, Any]:
-    """Convert a local optimizer's state dict to the numbering of the whole model."""
-    numbers = local_numbers(layout)
+def to_global(
+    local: Mapping[str, Any], layout: Sequence[GroupLayout], places: Sequence[Sequence[int]] | None = None
+) -> dict[str, Any]:
+    """Convert a local optimizer's state dict to the numbering of the whole model; see `numbers_of` for ``places``."""
+    numbers = [number for number, _ in numbers_of(layout, places)]
     state = {numbers[key] if isinstance(key, int) else key: value for key, value in local["state"].items()}
     groups = _numbered(local["param_groups"], [len(whole.parameters) for whole in layout])
     for group, whole in zip(groups, layout, strict=True):
@@ -69,8 +83,10 @@ def _numbered(groups: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> list
     ]
 
 
-def to_local(whole: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[str, Any]:
-    """Select this rank's part of a whole state dict, numbered for the local optimizer.
+def to_local(
+    whole: Mapping[str, Any], layout: Sequence[GroupLayout], places: Sequence[Sequence[int]] | None = None
+) -> dict[str, Any]:
+    """Select this rank's part of a whole state dict, numbered for the local optimizer; see `numbers_of` for ``places``.
 
     Raises:
         ValueError: If the groups are not those of this optimizer, with torch's words for it.
@@ -84,15 +100,16 @@ def to_local(whole: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[st
         )
     # The saved numbers need not count from 0: torch pairs them with parameters by position.
     saved = [number for group in groups for number in group["params"]]
-    numbers = {saved[number]: place for place, number in enumerate(local_numbers(layout))}
+    numbers = {saved[number]: place for place, (number, _) in enumerate(numbers_of(layout, places))}
     known = set(saved)
     state = {
         numbers.get(key, key): value for key, value in whole["state"].items() if key in numbers or key not in known
     }
-    local_groups = _numbered(groups, [len(own.local()) for own in layout])
-    for group, own in zip(local_groups, layout, strict=True):
+    places = [own.local() for own in layout] if places is None else places
+    local_groups = _numbered(groups, [len(local) for local in places])
+    for group, local in zip(local_groups, places, strict=True):
         if "param_names" in group:
-            group["param_names"] = [group["param_names"][index] for index in own.local()]
+            group["param_names"] = [group["param_names"][index] for index in local]
     return {**whole, "state": state, "param_groups": local_groups}
 
 

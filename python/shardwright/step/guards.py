@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.errors import ConfigError, FrameError, NotOwnedError
 from shardwright.execution.children import CONTAINER_METHODS, notifying
 from shardwright.execution.locations import module_locations
@@ -212,10 +213,19 @@ def _refuse_scaled_gradients(gradients: list[torch.Tensor], operation: str) -> N
 def _refuse_part_of_norm(runtime: Runtime, gradients: list[torch.Tensor]) -> None:
     given = {id(gradient) for gradient in gradients}
     ranks = runtime.place.topology.group("MP_GROUP", runtime.place.rank)
+    shards = runtime[ParameterShards]
     for placement in runtime[Models].placements:
-        if not placement.partitioned or not (runtime.place.pp_size > 1 or placement.is_sharded):
+        if not placement.partitioned:
             continue
-        if any(id(one.grad) in given for one in placement.owned_parameters() if one.grad is not None):
+        whole = runtime.place.pp_size == 1 and not placement.is_sharded
+        found = [one for one in placement.owned_parameters() if one.grad is not None and id(one.grad) in given]
+        if whole and any(shards.of(one) is not None for one in found):
+            raise NotOwnedError(
+                "torch.nn.utils.clip_grad_norm_ (or get_total_norm) was given gradients that are on their owners only, "
+                f"with shard_optimizer_state: rank {runtime.place.rank} would clip by the norm of its own share. Use "
+                "smp.clip_grad_norm_(model.parameters(), max_norm) on every rank"
+            )
+        if found and not whole:
             raise NotOwnedError(
                 "torch.nn.utils.clip_grad_norm_ (or get_total_norm) was given gradients of a model that is divided "
                 f"over ranks {ranks}: rank {runtime.place.rank} would clip by the norm of its own part. Use "

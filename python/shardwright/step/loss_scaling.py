@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from shardwright.job.ranks import MP_GROUP
-from shardwright.job.runtime import find_runtime
+from shardwright.job.ranks import MP_GROUP, WORLD
+from shardwright.job.runtime import current_runtime, find_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
@@ -22,9 +22,12 @@ from shardwright.step.guards import parameters_of, refuse_in_step
 
 
 def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer trains a divided model. The result is the same on every rank of a replica."""
+    """Return whether the optimizer trains what is divided over ranks. The result is the same on every one of them."""
     runtime = find_runtime()
-    if runtime is None or (runtime.place.pp_size == 1 and len(runtime.place.tp_ranks) == 1):
+    if runtime is None:
+        return False
+    place = runtime.place
+    if place.pp_size == 1 and len(place.tp_ranks) == 1 and not place.shards_optimizer_state:
         return False
     if isinstance(optimizer, DistributedOptimizer):
         return any(optimizer.trains(model) for model in runtime[Models].alive)
@@ -40,7 +43,7 @@ def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
 def unscale_grads_(
     scaler: GradScaler, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, *rest: Any
 ) -> dict[torch.device, torch.Tensor]:
-    """Replace ``GradScaler._unscale_grads_``, so that all ranks of MP_GROUP find infinities, or none does."""
+    """Replace ``GradScaler._unscale_grads_``, so that all ranks that share an update find infinities, or none does."""
     spans = _spans_ranks(optimizer)
     if spans:
         refuse_in_step(f"{type(scaler).__name__}.unscale_ (or step)", "unscale gradients")
@@ -50,7 +53,8 @@ def unscale_grads_(
     if not spans:
         return found
     here = any(bool(value) for value in found.values())
-    anywhere = float(any(gather_over(MP_GROUP, here, "GradScaler.unscale_")))
+    group = WORLD if current_runtime().place.shards_optimizer_state else MP_GROUP
+    anywhere = float(any(gather_over(group, here, "GradScaler.unscale_")))
     for value in found.values():
         value.fill_(anywhere)
     # A rank may hold no parameters of the optimizer, or no gradients for them.

@@ -13,6 +13,7 @@ from torch import nn
 from shardwright import _core
 from shardwright.contents import put_values
 from shardwright.data_parallel.reducer import GradientListener
+from shardwright.errors import ShardwrightError
 from shardwright.execution import process
 from shardwright.execution.turn import Turn
 from shardwright.model.placement import Placement
@@ -47,6 +48,8 @@ class StepTransaction:
         #: Parameters whose gradients belong to the step.
         self.parameters: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
+        #: By ``id``, parameters with earlier gradients that are reduced to owners, and whether this rank is one.
+        self._sharded: dict[int, bool] = {}
         #: Gradients to be added to earlier ones.
         self._unsummed: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
@@ -71,6 +74,9 @@ class StepTransaction:
                 gradient = parameter.grad
                 if gradient is not None:
                     self._earlier.append((parameter, gradient))
+                    is_owner = placement.replicas.sharded_earlier(parameter, gradient)
+                    if is_owner is not None:
+                        self._sharded[id(parameter)] = is_owner
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                     hooked.append(parameter)
             for module, name in buffers:
@@ -125,7 +131,16 @@ class StepTransaction:
         if in_place and not late:
             self._unsummed = self._earlier
         else:
+            if late and self._sharded:
+                raise ShardwrightError(
+                    "a parameter has a post-accumulate-grad hook and gradients of an earlier step, which with "
+                    "shard_optimizer_state only its owner has: call optimizer.zero_grad() before each step, or use "
+                    "parameter.register_hook"
+                )
+            self._unsummed = [one for one in self._earlier if self._sharded.get(id(one[0]), False)]
             for parameter, earlier in self._earlier:
+                if id(parameter) in self._sharded:
+                    continue
                 if not is_sentinel(parameter):  # a partition made in this step may have released it
                     new = parameter.grad
                     parameter.grad = earlier.clone() if new is None else earlier + new

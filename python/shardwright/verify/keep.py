@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from shardwright.data_parallel.replicas import Replicas
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.execution.snapshot import Snapshot
 from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
@@ -106,6 +107,7 @@ def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
     placements = runtime[Models].placements
     tensors = [tensor for placement in placements for tensor in placement.owned_parameters()]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(runtime[ParameterShards].suspended())
         stack.enter_context(preserved_random_numbers(tensors))
         for placement in placements:
             stack.enter_context(_reducing(placement.replicas))

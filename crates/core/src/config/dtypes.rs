@@ -2,7 +2,8 @@
 
 use super::ConfigError;
 
-/// Refuses keys that ask for two dtypes, or for float32 gradients where they are float32 anyway.
+/// Refuses keys that ask for two dtypes, or for float32 gradients where they are float32 anyway,
+/// or for master weights that are sharded.
 pub(super) fn check(is_on: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     for first in ["fp16", "fp16_params"] {
         if is_on(first) && is_on("bf16") {
@@ -12,6 +13,11 @@ pub(super) fn check(is_on: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     }
     if is_on("_fp32_grad_accumulation") && !is_on("fp16") && !is_on("bf16") {
         return Err(ConfigError::NeedsHalfPrecision);
+    }
+    for key in ["fp16", "bf16"] {
+        if is_on(key) && is_on("shard_optimizer_state") {
+            return Err(ConfigError::ShardedMasterWeights { key });
+        }
     }
     Ok(())
 }
@@ -45,5 +51,16 @@ mod tests {
         assert!(both.contains("\"fp16_params\" and \"bf16\""), "{both}");
         let alone = refused(&json!({"_fp32_grad_accumulation": true}));
         assert!(alone.contains("needs \"fp16\" or \"bf16\""), "{alone}");
+    }
+
+    #[test]
+    fn master_weights_are_not_sharded() {
+        let keys = |dtype: &str| json!({"ddp": true, "shard_optimizer_state": true, dtype: true});
+        for dtype in ["fp16", "bf16"] {
+            let text = refused(&keys(dtype));
+            let both = format!("{dtype:?} and \"shard_optimizer_state\" are both true");
+            assert!(text.contains(&both), "{text}");
+        }
+        assert!(Config::parse(&keys("fp16_params").to_string()).is_ok());
     }
 }

@@ -352,7 +352,10 @@ fn check_without_data_parallelism(
     values: &BTreeMap<&'static str, Value>,
 ) -> Result<(), ConfigError> {
     for key in KEYS {
-        if !matches!(key.name, "ddp_port" | "ddp_dist_backend") {
+        if !matches!(
+            key.name,
+            "ddp_port" | "ddp_dist_backend" | "shard_optimizer_state"
+        ) {
             continue;
         }
         if let Some(value) = values.get(key.name)

@@ -274,6 +274,7 @@ fn keys_of_data_parallelism_need_it() {
         text,
         "the configuration key \"ddp_port\" is 29500, which needs \"ddp\" to be true"
     );
+    assert!(refused(&json!({"shard_optimizer_state": true})).contains("needs \"ddp\""));
     assert!(refused(&json!({"ddp_dist_backend": "nccl"})).contains("needs \"ddp\""));
     assert!(parse(&json!({"ddp_dist_backend": "auto"})).is_ok());
 }
