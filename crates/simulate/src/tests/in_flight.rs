@@ -36,8 +36,10 @@ proptest! {
         microbatches in 1_u32..9,
         name in prop::sample::select(vec!["interleaved", "looped", "zero_bubble"]),
     ) {
+        // What a weight gradient needs is kept until that is computed, while others begin.
+        let allowed = if name == "zero_bubble" { microbatches } else { active.min(microbatches) };
         for most in of(&format!("{name}(active={active})"), ranks, microbatches) {
-            prop_assert!(most >= 1 && most <= active.min(microbatches));
+            prop_assert!(most >= 1 && most <= allowed);
         }
     }
 }
