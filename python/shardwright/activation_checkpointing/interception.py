@@ -182,14 +182,17 @@ def _one_by_one(modules: Sequence[nn.Module]) -> Run:
     return run
 
 
-class _Group:
+class _Group(nn.Module):
     """Consecutive children of an ``nn.Sequential`` in the place of which it stands."""
 
     def __init__(self, modules: list[nn.Module], how: Checkpointing) -> None:
-        self._modules, self._how = modules, how
+        super().__init__()
+        self._modules.update({str(index): module for index, module in enumerate(modules)})
+        self._group, self._how = tuple(modules), how
 
     def __call__(self, value: Any) -> Any:
-        return run_checkpointed(self._modules, _one_by_one(self._modules), self._how, (value,), {})
+        """Run the group as no module: it is none of the model's, and hooks of all modules do not see it."""
+        return run_checkpointed(self._group, _one_by_one(self._group), self._how, (value,), {})
 
 
 def run_in_groups(
