@@ -3,8 +3,10 @@
 import faulthandler
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.covering import mark_slow
 
@@ -19,6 +21,16 @@ _ENDING_SECONDS = 60.0
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose the cases of tests that have too many for `make test`."""
     mark_slow(items)
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype_is_given_back() -> Iterator[None]:
+    """See to it that no test computes in the default dtype that another left."""
+    before = torch.get_default_dtype()
+    yield
+    left = torch.get_default_dtype()
+    torch.set_default_dtype(before)
+    assert left == before, f"the test leaves {left} as the default dtype, which was {before}"
 
 
 @pytest.hookimpl(trylast=True)

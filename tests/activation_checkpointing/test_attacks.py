@@ -320,10 +320,7 @@ def test_autocast_and_settings_of_the_caller_are_those_of_the_second_computation
             return found + [p.grad.clone() for p in model.local_parameters() if p.grad is not None]
 
         given = {"auto_partition": False, "default_partition": 0, "microbatches": MICROBATCHES, "pipeline": "simple"}
-        try:
-            results = job.run(main, given)
-        finally:
-            torch.set_default_dtype(torch.float32)  # one for both ranks, which are threads here
+        results = job.run(main, given)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -1,7 +1,8 @@
 """Several ranks of a job in one process: real runtimes, execution servers and schedules, over in-process connections.
 
 At most one thread of all ranks runs Python at a time, because torch keeps settings and generators for the whole
-process: a thread gives its turn away while it waits in its execution server.
+process: a thread gives its turn away while it waits in its execution server. Settings are those of the rank whose turn
+it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import shardwright.model.placement
 from shardwright import _core, guards
 from shardwright.config import load_config
 from shardwright.errors import PeerLostError
+from shardwright.execution import process
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.results import sites_of
 from shardwright.execution.state_order import StateOrder
@@ -42,21 +44,30 @@ _WAITS = (
 
 
 class Turn:
-    """The right to run Python for a rank."""
+    """The right to run Python for a rank, under the settings that the rank left when it last had it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: threading.Lock) -> None:
+        """Share ``lock`` with the other ranks."""
+        self._lock = lock
         self._own = threading.local()
+        self.start()
+
+    def start(self) -> None:
+        """Have the settings of the caller, which are in place again whenever no rank has its turn."""
+        self._outside = self._settings = process.settings()
 
     def take(self) -> None:
         if not getattr(self._own, "held", False):
             self._lock.acquire()
             self._own.held = True
+            process.restore_settings(self._settings)
 
     def give(self) -> bool:
         """Give it away; whether this thread had it."""
         held = getattr(self._own, "held", False)
         if held:
+            self._settings = process.settings()
+            process.restore_settings(self._outside)
             self._own.held = False
             self._lock.release()
         return held
@@ -107,7 +118,8 @@ class Job:
         """Connect the ranks, with ``faults`` as ``Node.in_process_with_faults`` takes them."""
         self.num_ranks = num_ranks
         self.has_faults = faults is not None
-        self.turn = Turn()
+        self._lock = threading.Lock()
+        self.turns = [Turn(self._lock) for _ in range(num_ranks)]
         self.runtimes = []
         for rank, node in enumerate(connected(num_ranks, faults)):
             server = _core.Server.attach(
@@ -120,7 +132,8 @@ class Job:
                 stall_timeout_seconds=_STALL_SECONDS,
                 trace_capacity=1,
             )
-            taking_turns = {"node": _TakingTurns(node, self.turn), "server": _TakingTurns(server, self.turn)}
+            waits = {"node": node, "server": server}
+            taking_turns = {name: _TakingTurns(waiting, self.turns[rank]) for name, waiting in waits.items()}
             self.runtimes.append(make_runtime(rank, num_ranks, pp_size=num_ranks, ddp=False, **taking_turns))
 
     def run(
@@ -143,6 +156,8 @@ class Job:
         cfg = load_config({"pipeline_parallel_degree": self.num_ranks, "ddp": False, **settings}, {}, {})
         results: dict[int, T | BaseException] = {}
         threads = []
+        for turn in self.turns:
+            turn.start()
         for rank, runtime in enumerate(self.runtimes):
             place = runtime.place = dataclasses.replace(runtime.place, cfg=cfg)
             runtime.step.num_microbatches = cfg.microbatches
@@ -158,7 +173,8 @@ class Job:
         if hanging:
             raised = [f"rank {rank}: {result!r}" for rank, result in results.items() if isinstance(result, Exception)]
             raise TimeoutError(f"ranks {hanging} did not come to an end within {seconds:.0f} seconds; {raised}")
-        steps = [runtime.step.number for runtime in self.runtimes]
+        with self._lock:  # settings are the caller's again, even if a worker was still at the end of its task
+            steps = [runtime.step.number for runtime in self.runtimes]
         # Of a rank that is lost by a planted fault some hear before their next step, others in it.
         is_lost = self.has_faults and any(isinstance(result, PeerLostError) for result in results.values())
         if len(set(steps)) > 1 and not is_lost:
@@ -166,14 +182,15 @@ class Job:
         return [results[rank] for rank in range(self.num_ranks)]
 
     def _main(self, runtime: Runtime, main: Callable[[Runtime], T], results: dict[int, T | BaseException]) -> None:
-        self.turn.take()
+        turn = self.turns[runtime.place.rank]
+        turn.take()
         try:
             set_current_runtime(runtime)
             results[runtime.place.rank] = main(runtime)
         except BaseException as error:
             results[runtime.place.rank] = error
         finally:
-            self.turn.give()
+            turn.give()
 
     @property
     def rests(self) -> bool:

@@ -27,6 +27,9 @@ class FakePlacement:
     def over_rdp(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         return []
 
+    def sharded_earlier(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Nothing is sharded."""
+
 
 def begun(module: torch.nn.Module) -> StepTransaction:
     """The transaction of a step that has begun."""

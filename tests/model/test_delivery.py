@@ -50,9 +50,9 @@ def test_a_rank_that_was_late_for_a_failed_first_step_gets_its_part_in_the_next(
             return loss.detach()
 
         if runtime.place.rank == 2:  # enters the step when it has failed elsewhere
-            job.turn.give()
+            job.turns[2].give()
             assert failed.wait(SECONDS)
-            job.turn.take()
+            job.turns[2].take()
         with pytest.raises((OSError, RemoteError), match="the first step fails"):
             train(batch)
         failed.set()
