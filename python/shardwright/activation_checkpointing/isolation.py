@@ -37,8 +37,25 @@ _LEARNING_BYTES = 1 << 26
 class _Thread(threading.local):
     depth = 0
 
+    def __init__(self) -> None:
+        #: The states of the first computations in progress, the outermost first.
+        self.first: list[State] = []
+
 
 _thread = _Thread()
+
+
+def has_entered(state: object, places: Sequence[tuple[nn.Module, str]]) -> None:
+    """Record again what modules keep, if a first computation in progress uses it for the first time.
+
+    A module with state waits inside a checkpoint for earlier microbatches, which change the state meanwhile.
+
+    Args:
+        state: The state that the microbatch has come to.
+        places: Modules, and attributes that hold it.
+    """
+    for first in _thread.first:
+        first.enter(state, places)
 
 
 def is_isolated() -> bool:
@@ -141,6 +158,18 @@ class _Record:
         self.tables = {name: dict(own[name]) for name in ("_buffers", "_parameters", "_modules")}
         self.not_saved = set(module._non_persistent_buffers_set)
 
+    def read_again(self, name: str) -> None:
+        """Record what the module holds under a name now."""
+        if name in INTERNAL:
+            return
+        own = attributes_of(self.module)
+        for table in (*((self.tables[table], own[table]) for table in self.tables), (self.attributes, own)):
+            recorded, current = table
+            if name in current:
+                recorded[name] = current[name]
+            else:
+                recorded.pop(name, None)
+
     def put(self) -> None:
         own = vars(self.module)
         own["training"] = self.training
@@ -167,27 +196,64 @@ class State:
         own += [value for record in self._records for value in record.tables["_buffers"].values()]
         self._cells, tensors = cells_of([*own, *values])
         self._held: list[_Held] = []
+        self._entered: set[object] = set()
         #: Other tensors in the place of those with a graph, which would be kept alive.
         self._detached: dict[int, Any] = {}
         if not lasting:
             return
+        self._hold(tensors, [one for record in self._records for one in record.tables["_parameters"].values()])
+        if self._detached:
+            self._detach_containers()
+            for record in self._records:
+                record.attributes = _with(record.attributes, self._detached)
+                record.tables["_buffers"] = _with(record.tables["_buffers"], self._detached)
+
+    def _hold(self, tensors: Iterable[torch.Tensor], parameters: Iterable[nn.Parameter | None]) -> None:
         statistics = {id(value) for record in self._records for value in _statistics(record)}
+        tensors = list(tensors)
         for tensor in tensors:
             if tensor.grad_fn is not None and not is_remote(tensor):
                 self._detached[id(tensor)] = tensor.detach().requires_grad_()
         kept = [self._detached.get(id(tensor), tensor) for tensor in tensors]
-        parameters = [one for record in self._records for one in record.tables["_parameters"].values()]
         kept += list({id(one): one for one in parameters if one is not None}.values())
         budget = _LEARNING_BYTES
         for tensor in kept:
             held = _Held(tensor, always=id(tensor) in statistics, budget=budget)
             budget -= held.num_bytes if held.is_large and held.copy is not None else 0
             self._held.append(held)
-        if self._detached:
-            self._detach_containers()
-            for record in self._records:
-                record.attributes = _with(record.attributes, self._detached)
-                record.tables["_buffers"] = _with(record.tables["_buffers"], self._detached)
+
+    @contextmanager
+    def first_computation(self) -> Iterator[None]:
+        """Record in the block what modules that wait for earlier microbatches find after their wait."""
+        _thread.first.append(self)
+        try:
+            yield
+        finally:
+            _thread.first.pop()
+
+    def enter(self, state: object, places: Sequence[tuple[nn.Module, str]]) -> None:
+        """Record anew what is at some places, if `state` has not been entered before; see :func:`has_entered`."""
+        if state in self._entered:
+            return
+        self._entered.add(state)
+        records = {record.module: record for record in self._records}
+        for module, name in places:
+            if module in records:
+                records[module].read_again(name)
+        values = [
+            vars_of[name] for module, name in places if module in records and name in (vars_of := _held_by(module))
+        ]
+        fresh = State((), values, lasting=True)
+        again = {id(held.tensor) for held in fresh._held} | {id(cell.value) for cell in fresh._cells}
+        statistics = {id(value) for record in self._records for value in _statistics(record)}
+        for held in fresh._held:
+            held.always |= id(held.tensor) in statistics
+        self._held = [held for held in self._held if id(held.tensor) not in again] + fresh._held
+        self._cells = [cell for cell in self._cells if id(cell.value) not in again] + fresh._cells
+        self._detached |= fresh._detached
+        for record in self._records if fresh._detached else ():
+            record.attributes = _with(record.attributes, fresh._detached)
+            record.tables["_buffers"] = _with(record.tables["_buffers"], fresh._detached)
 
     def _detach_containers(self) -> None:
         """Put copies in the place of containers and objects that hold tensors with a graph."""
@@ -254,6 +320,13 @@ class State:
 
 def _with(values: dict[str, Any], others: dict[int, Any]) -> dict[str, Any]:
     return {name: others.get(id(value), value) for name, value in values.items()}
+
+
+def _held_by(module: nn.Module) -> dict[str, Any]:
+    """Return what a module holds by itself, by name: buffers, parameters and other attributes."""
+    own = attributes_of(module)
+    named = {name: value for name, value in own.items() if name not in INTERNAL}
+    return {**named, **own["_buffers"], **own["_parameters"]}
 
 
 def _statistics(record: _Record) -> list[Any]:

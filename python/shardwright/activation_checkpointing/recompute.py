@@ -77,7 +77,8 @@ def run_checkpointed(
         try:
             if first:
                 own_args, own_kwargs = first.pop()
-                return run(*own_args, **own_kwargs)
+                with nullcontext() if state is None else state.first_computation():
+                    return run(*own_args, **own_kwargs)
             own_args, own_kwargs = arguments.again(saved)
             with (
                 process.computing_under(settings),

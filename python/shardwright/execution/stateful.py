@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardwright import _core
-from shardwright.activation_checkpointing.isolation import is_isolated
+from shardwright.activation_checkpointing.isolation import has_entered, is_isolated
 from shardwright.contents import reached
 from shardwright.errors import FrameError
 from shardwright.execution.children import value_of
@@ -272,6 +272,9 @@ class StatefulModules:
             if not server.try_enter_state(worker, model, state):
                 with Suspended():
                     server.enter_state(worker, model, state)
+            has_entered(
+                (model, state), self._places_of[state] or [(module, name) for name in (*vars(module), *module._buffers)]
+            )
             if self._newest.get(state) != task.microbatch:
                 self._newest[state] = task.microbatch
                 self._check_graphs(task, state)
