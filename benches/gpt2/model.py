@@ -15,15 +15,17 @@ BATCH, MICROBATCHES = 16, 8
 SEED = 1
 
 
-def make_model() -> GPT2LMHeadModel:
-    """29.5 M parameters with a tied head; the same numbers in every process."""
+def make_model(
+    num_blocks: int = NUM_BLOCKS, width: int = 512, num_heads: int = 8, sequence: int = SEQUENCE
+) -> GPT2LMHeadModel:
+    """29.5 M parameters by default, with a tied head; the same numbers in every process."""
     torch.manual_seed(SEED)
     config = GPT2Config(
-        n_layer=NUM_BLOCKS,
-        n_embd=512,
-        n_head=8,
+        n_layer=num_blocks,
+        n_embd=width,
+        n_head=num_heads,
         vocab_size=VOCABULARY,
-        n_positions=SEQUENCE,
+        n_positions=sequence,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -40,9 +42,9 @@ def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def make_batch() -> torch.Tensor:
+def make_batch(batch: int = BATCH, sequence: int = SEQUENCE) -> torch.Tensor:
     """Token ids, the same in every process and every step."""
-    return torch.randint(VOCABULARY, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(SEED))
+    return torch.randint(VOCABULARY, (batch, sequence), generator=torch.Generator().manual_seed(SEED))
 
 
 def loss_of_logits(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

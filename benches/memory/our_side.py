@@ -8,7 +8,8 @@ import shardwright as smp
 import torch
 from torch import nn
 
-from benches.memory.model import MICROBATCHES, make_batch, make_model, make_optimizer
+from benches.gpt2.model import make_optimizer
+from benches.memory.model import MICROBATCHES, make_batch, make_model
 
 
 class Shardwright:

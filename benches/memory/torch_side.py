@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benches.memory.model import MICROBATCHES, make_batch, make_model, make_optimizer
+from benches.gpt2.model import make_optimizer
+from benches.memory.model import MICROBATCHES, make_batch, make_model
 
 
 class Torch:

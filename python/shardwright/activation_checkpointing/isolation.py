@@ -163,8 +163,8 @@ class _Record:
         if name in INTERNAL:
             return
         own = attributes_of(self.module)
-        for table in (*((self.tables[table], own[table]) for table in self.tables), (self.attributes, own)):
-            recorded, current = table
+        pairs = [(self.attributes, own), *((recorded, own[table]) for table, recorded in self.tables.items())]
+        for recorded, current in pairs:
             if name in current:
                 recorded[name] = current[name]
             else:
@@ -204,12 +204,20 @@ class State:
         self._hold(tensors, [one for record in self._records for one in record.tables["_parameters"].values()])
         if self._detached:
             self._detach_containers()
-            for record in self._records:
-                record.attributes = _with(record.attributes, self._detached)
-                record.tables["_buffers"] = _with(record.tables["_buffers"], self._detached)
+            self._record_detached()
+
+    def _record_detached(self) -> None:
+        """Put what stands for values with a graph into the records of modules."""
+        for record in self._records:
+            record.attributes = _with(record.attributes, self._detached)
+            record.tables["_buffers"] = _with(record.tables["_buffers"], self._detached)
+
+    def _statistics(self) -> set[int]:
+        """Return the ids of the tensors that modules write to without incrementing their versions."""
+        return {id(value) for record in self._records for value in _statistics(record)}
 
     def _hold(self, tensors: Iterable[torch.Tensor], parameters: Iterable[nn.Parameter | None]) -> None:
-        statistics = {id(value) for record in self._records for value in _statistics(record)}
+        statistics = self._statistics()
         tensors = list(tensors)
         for tensor in tensors:
             if tensor.grad_fn is not None and not is_remote(tensor):
@@ -237,23 +245,22 @@ class State:
             return
         self._entered.add(state)
         records = {record.module: record for record in self._records}
+        values = []
         for module, name in places:
             if module in records:
                 records[module].read_again(name)
-        values = [
-            vars_of[name] for module, name in places if module in records and name in (vars_of := _held_by(module))
-        ]
+                own = _held_by(module)
+                values += [own[name]] if name in own else []
         fresh = State((), values, lasting=True)
         again = {id(held.tensor) for held in fresh._held} | {id(cell.value) for cell in fresh._cells}
-        statistics = {id(value) for record in self._records for value in _statistics(record)}
+        statistics = self._statistics()
         for held in fresh._held:
             held.always |= id(held.tensor) in statistics
         self._held = [held for held in self._held if id(held.tensor) not in again] + fresh._held
         self._cells = [cell for cell in self._cells if id(cell.value) not in again] + fresh._cells
         self._detached |= fresh._detached
-        for record in self._records if fresh._detached else ():
-            record.attributes = _with(record.attributes, fresh._detached)
-            record.tables["_buffers"] = _with(record.tables["_buffers"], fresh._detached)
+        if fresh._detached:
+            self._record_detached()
 
     def _detach_containers(self) -> None:
         """Put copies in the place of containers and objects that hold tensors with a graph."""

@@ -80,7 +80,10 @@ class MemoryAccount:
 
     def begin_step(self) -> None:
         """Begin to measure, unless a step that trained has been measured."""
-        if self._is_over or not self._can_measure() or (in_use := self._in_use()) is None:
+        if self._is_over or not torch.is_grad_enabled() or (in_use := self._in_use()) is None:
+            return
+        if not self._can_measure():
+            self._is_over = True
             return
         self._trained = False
         self._meter = _core.MemoryMeter(in_use)
@@ -101,7 +104,7 @@ class MemoryAccount:
         """Take the measurement when the tasks of a step have ended well."""
         if self._meter is not None and self._trained and (in_use := self._in_use()) is not None:
             self.activations = self._meter.activations(in_use)
-            self.gradients = self._gradient_bytes()
+            self.gradients = _gradient_bytes(self._held()[0])
             self._is_over = True
         self.leave_step()
 
@@ -135,15 +138,15 @@ class MemoryAccount:
         optimizers = self._runtime[Models].optimizers
         return _core.MemoryCategories(
             parameters=distinct_bytes(parameters),
-            gradients=self._gradient_bytes() if self.gradients is None else self.gradients,
+            gradients=_gradient_bytes(parameters) if self.gradients is None else self.gradients,
             optimizer_state=state_bytes(optimizers) if optimizers else None,
             activations=self.activations,
             buffers=distinct_bytes(buffers),
             communication=None if memory is None else memory[2],
         )
 
-    def predicted(self) -> _core.MemoryCategories:
-        """Return what was expected: from the partition, the schedule and the class of the optimizer."""
+    def predicted(self, in_flight: int) -> _core.MemoryCategories:
+        """Return what was expected: from the partition, the microbatches in flight and the class of the optimizer."""
         parameters, buffers = self._held()
         place, optimizers = self._runtime.place, self._runtime[Models].optimizers
         shards, slices = 1, dict[int, int]()
@@ -157,7 +160,7 @@ class MemoryAccount:
             trained_bytes=distinct_bytes(p for p in parameters if p.requires_grad),
             buffer_bytes=distinct_bytes(buffers),
             activation_bytes=self._activations_of_a_microbatch(),
-            in_flight=self.in_flight(),
+            in_flight=in_flight,
             optimizer_bytes=expected_bytes(optimizers, slices) if optimizers else None,
             optimizer_shards=shards,
         )
@@ -173,11 +176,12 @@ class MemoryAccount:
     def of_rank(self) -> RankAccount:
         """Return the account of this rank."""
         place, node = self._runtime.place, self._runtime.node
-        predicted, measured = _by_category(self.predicted()), _by_category(self.measured())
+        in_flight = self.in_flight()
+        predicted, measured = _by_category(self.predicted(in_flight)), _by_category(self.measured())
         best = {name: predicted[name] if measured[name] is None else measured[name] for name in CATEGORIES}
         advice = _core.MemoryCategories(**best).advice(
             place.cfg,
-            in_flight=self.in_flight(),
+            in_flight=in_flight,
             microbatches=self._runtime.step.num_microbatches,
             replicas=len(place.dp_ranks),
         )
@@ -189,15 +193,12 @@ class MemoryAccount:
             device=str(place.device),
             predicted=predicted,
             measured=measured,
-            in_flight=self.in_flight(),
+            in_flight=in_flight,
             resident=None if memory is None else memory[0],
             peak=None if memory is None else memory[1],
             limit=_core.memory_limit(),
             advice=advice,
         )
-
-    def _gradient_bytes(self) -> int:
-        return distinct_bytes(p.grad for p in self._held()[0] if p.grad is not None)
 
     def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         parameters: list[torch.Tensor] = []
@@ -224,3 +225,7 @@ class MemoryAccount:
 
 def _by_category(categories: _core.MemoryCategories) -> dict[str, int | None]:
     return {name: getattr(categories, name) for name in CATEGORIES}
+
+
+def _gradient_bytes(parameters: list[torch.Tensor]) -> int:
+    return distinct_bytes(p.grad for p in parameters if p.grad is not None)
