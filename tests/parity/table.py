@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -142,3 +143,23 @@ def aligned(lines: Sequence[Sequence[str]], numbers: Collection[int]) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def conclude(outcomes: list[Outcome], table: str, **figures: int) -> int:
+    """Print a table, what failed, and a line of JSON; returns the exit status.
+
+    Args:
+        outcomes: What came of the cases.
+        table: The table.
+        figures: What the line has besides.
+    """
+    print(table)
+    failed = [outcome for outcome in outcomes if outcome.failures]
+    for outcome in failed:
+        print(f"\n{outcome.case.name}:", *outcome.failures, sep="\n  ")
+        if outcome.log:
+            print(outcome.log)
+    worst = max(outcome.worst for outcome in outcomes)
+    summary = {"cases": len(outcomes), "failed": len(failed), "worst_rel_error": worst, **figures}
+    print(json.dumps(summary), flush=True)
+    return 1 if failed or worst >= BAR else 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from tests.covering import covering
 from tests.parity.command import chosen, parser, print_names
 from tests.parity.job import progress_bar, run_cases
 from tests.parity.pairwise import pairwise
-from tests.parity.table import BAR
+from tests.parity.table import conclude
 
 from .cases import DividedCase, PipelineCase, all_cases, factors, few
 from .table import judge, render
@@ -38,15 +37,7 @@ def main() -> int:
                 judged=judge,
                 show_logs=arguments.logs,
             )
-    print(render(outcomes))
-    failed = [outcome for outcome in outcomes if outcome.failures]
-    for outcome in failed:
-        print(f"\n{outcome.case.name}:", *outcome.failures, sep="\n  ")
-        if outcome.log:
-            print(outcome.log)
-    worst = max(outcome.worst for outcome in outcomes)
-    print(json.dumps({"cases": len(outcomes), "failed": len(failed), "worst_rel_error": worst}), flush=True)
-    return 1 if failed or worst >= BAR else 0
+    return conclude(outcomes, render(outcomes))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from tests.parity.command import chosen, print_names
 from tests.parity.job import progress_bar, run_cases
 from tests.parity.pairwise import pairwise
-from tests.parity.table import BAR
+from tests.parity.table import conclude
 
 from .cases import MODULES, cases, factors
 from .table import judge, render
@@ -33,15 +32,7 @@ def main() -> int:
         outcomes = run_cases(
             kind, found, progress, program="tests.parity_tp.rank", judged=judge, show_logs=arguments.logs
         )
-    print(render(outcomes))
-    failed = [outcome for outcome in outcomes if outcome.failures]
-    for outcome in failed:
-        print(f"\n{outcome.case.name}:", *outcome.failures, sep="\n  ")
-        if outcome.log:
-            print(outcome.log)
-    worst = max(outcome.worst for outcome in outcomes)
-    print(json.dumps({"cases": len(outcomes), "failed": len(failed), "worst_rel_error": worst}), flush=True)
-    return 1 if failed or worst >= BAR else 0
+    return conclude(outcomes, render(outcomes))
 
 
 if __name__ == "__main__":
