@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benches.ranks import ROOT
 
@@ -16,8 +17,18 @@ _FOLDER = ROOT / ".cache" / "beside"
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Let a command take the commit."""
+    """Let a command take the commit, and the bar of what it measures."""
     parser.add_argument("--beside", metavar="COMMIT", help="measure that commit too, in turns, and only both")
+    parser.add_argument("--at-most", type=float, default=1.05, help="of the other commit's time (%(default)s)")
+
+
+def conclude(figures: Mapping[str, float], at_most: float) -> int:
+    """Print the ratios as a line of JSON, after those that miss the bar; return 1 if one does."""
+    missed = {name: figure for name, figure in figures.items() if figure > at_most}
+    for name, figure in missed.items():
+        print(f"missed: {name} is {figure:.3f}; the bar is {at_most:g}")
+    print(json.dumps(figures), flush=True)
+    return int(bool(missed))
 
 
 def variables_of(commit: str) -> dict[str, str]:

@@ -131,7 +131,7 @@ def measure_in_process(pairs: int, device: str, environment: Mapping[str, str]) 
     return measured
 
 
-def compare_commits(commit: str, pairs: int, device: str) -> int:
+def compare_commits(commit: str, at_most: float, pairs: int, device: str) -> int:
     """Prints each process's figures of both commits, and how many times as much a step of this one costs."""
     sides: dict[str, dict[str, str]] = {"this": {}, commit: beside.variables_of(commit)}
     ratios: dict[tuple[str, str], list[float]] = {}
@@ -144,8 +144,7 @@ def compare_commits(commit: str, pairs: int, device: str) -> int:
         f"{name.lower().replace('-', '')}_vs_beside": beside.ratio(*(ratios[name, side] for side in sides))
         for name in ("GPT-2", "MLP")
     }
-    print(json.dumps(figures), flush=True)
-    return 0
+    return beside.conclude(figures, at_most)
 
 
 def print_row(name: str, process: str, pairs: list[Any]) -> tuple[float, float]:
@@ -170,7 +169,7 @@ def main() -> int:
         print(json.dumps(measure(args.pairs, args.device)))
         return 0
     if args.beside:
-        return compare_commits(args.beside, args.pairs, args.device)
+        return compare_commits(args.beside, args.at_most, args.pairs, args.device)
     shares = [args.pairs // PROCESSES + (index < args.pairs % PROCESSES) for index in range(PROCESSES)]
     processes = [measure_in_process(share, args.device, {}) for share in shares]
     print(f"{'model':8}{'process':>14}{'plain ms':>10}{'library ms':>12}{'ratio':>8}{'added us':>10}")

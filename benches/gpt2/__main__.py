@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping
@@ -52,7 +51,7 @@ LIMIT_SECONDS = 180.0
 BESIDE = ("ours/interleaved/101010101/2", "ours/zero_bubble/101010101/4/static")
 
 
-def compare(commit: str, rounds: int) -> int:
+def compare(commit: str, at_most: float, rounds: int) -> int:
     """Print the figures of both commits, and how many times as long a step of this one takes."""
     sides: dict[str, dict[str, str]] = {"this": {}, commit: beside.variables_of(commit)}
     figures = {}
@@ -69,8 +68,7 @@ def compare(commit: str, rounds: int) -> int:
         figures[key] = beside.ratio(ours, others)
         medians = "".join(f"{statistics.median(each):14.3f}" for each in (ours, others))
         print(f"{name:34}{medians}{figures[key]:10.3f}")
-    print(json.dumps(figures), flush=True)
-    return 0
+    return beside.conclude(figures, at_most)
 
 
 class Bench:
@@ -129,7 +127,7 @@ def main() -> int:
     beside.add_argument(parser)
     args = parser.parse_args()
     if args.beside:
-        return compare(args.beside, 1 if args.quick else BESIDE_ROUNDS)
+        return compare(args.beside, args.at_most, 1 if args.quick else BESIDE_ROUNDS)
     measured: list[dict[str, Measured]] = []
     refused: list[str] = []
     for jobs in GROUPS:

@@ -167,6 +167,17 @@ class Process:
         return self._process.poll() is None
 
 
+def threads_of(pid: int) -> str:
+    """Each thread of a process, and what it waits for in the kernel: a line each."""
+    lines = []
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+        with suppress(OSError):  # it has ended
+            name, state = (task / "comm").read_text().strip(), (task / "stat").read_text().rpartition(")")[2].split()[0]
+            waits, call = (task / "wchan").read_text(), (task / "syscall").read_text().split()[0]
+            lines.append(f"thread {task.name} {name}: {state}, {waits or '-'}, system call {call}\n")
+    return "".join(lines)
+
+
 class Job:
     """The ranks of a job, each a process of its own.
 
@@ -258,7 +269,8 @@ class Job:
             try:
                 process.wait(max(0.01, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise AssertionError(f"a rank is alive after {limit} s:\n{process.out}{process.err}") from None
+                threads = threads_of(process.pid)
+                raise AssertionError(f"a rank is alive after {limit} s:\n{process.out}{process.err}{threads}") from None
         for process in waited_for:
             process.drained()
             assert not process.crashed(), f"a rank crashed ({process.wait(1.0)}):\n{process.out}{process.err}"

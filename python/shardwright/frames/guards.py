@@ -9,7 +9,7 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -246,11 +246,26 @@ def checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[N
     around = current_frame()
     if around is not None:
         around.checkpointed = True
-    if frame is None:
-        yield from original_of(checkpoint_generator)(function, *args, **kwargs)
+    if frame is not None:
+        with _left_to_modules(frame):
+            yield
         return
-    with _left_to_modules(frame):
+    with nullcontext() if around is None else _whole(around):
+        yield from original_of(checkpoint_generator)(function, *args, **kwargs)
+
+
+@contextmanager
+def _whole(frame: Frame) -> Iterator[None]:
+    """Context manager for a checkpoint of the script that is computed again as a whole, also inside a marked module.
+
+    What it calls is then a part of it, and no checkpoint of its own: the second computation, which has no frame, would
+    not make one.
+    """
+    before, frame.checkpointing = frame.checkpointing, None
+    try:
         yield
+    finally:
+        frame.checkpointing = before
 
 
 def close_checkpoints(error: BaseException) -> None:
