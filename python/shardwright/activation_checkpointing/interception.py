@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from shardwright.activation_checkpointing.children import children_of, grouped
 from shardwright.activation_checkpointing.recompute import Run, entered, makes_graph, run_checkpointed
 from shardwright.frames import current_frame
 from shardwright.frames.checkpointing import Checkpointing, mark_of
@@ -202,14 +203,9 @@ def run_in_groups(
 
     Its own forward runs, which may have been replaced, for example to give each of its calls random numbers of its own.
     """
-    own = vars(module)
-    children = own["_modules"]
-    groups = in_groups([child for child in children.values() if child is not None], how.group)
-    own["_modules"] = {str(index): _Group(group, how) for index, group in enumerate(groups)}
-    try:
+    children = [child for child in children_of(module).values() if child is not None]
+    with grouped(module, [_Group(group, how) for group in in_groups(children, how.group)]):
         return run(*args, **kwargs)
-    finally:
-        own["_modules"] = children
 
 
 def execute(

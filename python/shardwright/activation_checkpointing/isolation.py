@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shardwright.activation_checkpointing.children import children_of
 from shardwright.contents import (
     INTERNAL,
     attributes_of,
@@ -155,7 +156,7 @@ class _Record:
         self.module, self.training = module, module.training
         own = attributes_of(module)
         self.attributes = {name: value for name, value in own.items() if name not in INTERNAL}
-        self.tables = {name: dict(own[name]) for name in ("_buffers", "_parameters", "_modules")}
+        self.tables = {name: dict(table) for name, table in _tables_of(module).items()}
         self.not_saved = set(module._non_persistent_buffers_set)
 
     def read_again(self, name: str) -> None:
@@ -163,7 +164,8 @@ class _Record:
         if name in INTERNAL:
             return
         own = attributes_of(self.module)
-        pairs = [(self.attributes, own), *((recorded, own[table]) for table, recorded in self.tables.items())]
+        tables = _tables_of(self.module)
+        pairs = [(self.attributes, own), *((recorded, tables[table]) for table, recorded in self.tables.items())]
         for recorded, current in pairs:
             if name in current:
                 recorded[name] = current[name]
@@ -174,8 +176,8 @@ class _Record:
         own = vars(self.module)
         own["training"] = self.training
         put_attributes(self.module, self.attributes, INTERNAL)
-        for name, wanted in self.tables.items():
-            restore_dict(own[name], wanted)
+        for name, table in _tables_of(self.module).items():
+            restore_dict(table, self.tables[name])
         if self.module._non_persistent_buffers_set != self.not_saved:
             own["_non_persistent_buffers_set"] = set(self.not_saved)
 
@@ -323,6 +325,12 @@ class State:
             f"and is too large ({MAX_BYTES >> 10} KiB are the limit) to be copied at every call in case that happens: "
             "the backward cannot compute the module again. From now on it is copied, so that the next step can"
         )
+
+
+def _tables_of(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the buffers, parameters and children that a module holds by itself."""
+    own = vars(module)
+    return {"_buffers": own["_buffers"], "_parameters": own["_parameters"], "_modules": children_of(module)}
 
 
 def _with(values: dict[str, Any], others: dict[int, Any]) -> dict[str, Any]:
