@@ -16,16 +16,16 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from shardwright.errors import FrameError
 from shardwright.frames.checkpointing import OF_THE_SCRIPT
-from shardwright.frames.cut import engine_watchers, slot_of
+from shardwright.frames.cut import SlotEnd, engine_watchers, owning_edge, slot_of
 from shardwright.frames.frame import Frame, KeptGradient, current_frame
 from shardwright.frames.paths import Paths
 from shardwright.frames.reentrant import Compared, run_reentrant
-from shardwright.frames.remote import bring
+from shardwright.frames.remote import bring, made_by
 from shardwright.patches import original_of
 
 #: Modules of this process that are partly or entirely on another rank.
@@ -100,6 +100,7 @@ def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor
     if not frame.spanning:
         return None
     frame.guard(edge.node)
+    _pass_by(frame, tensor, edge.node)
     hooks = frame.hooks.setdefault((edge.node, edge.output_nr), OrderedDict())
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
@@ -118,6 +119,22 @@ def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
     return edge
 
 
+def _pass_by(frame: Frame, tensor: torch.Tensor, node: Node) -> None:
+    """Let gradients of calls that were handed a tensor before its values arrived come through its node.
+
+    They would go to the rank that made it without passing what is hooked here.
+    """
+    made = slot_of(made_by(node))
+    if made is None:
+        return
+    for call in frame.calls:
+        ends = [isinstance(edge.node, SlotEnd) and edge.node.slot is made for edge, _ in call.inputs]
+        if any(ends):
+            edge = owning_edge(tensor)
+            pairs = zip(call.inputs, ends, strict=True)
+            call.inputs = [(edge if is_end else before, index) for (before, index), is_end in pairs]
+
+
 def retain_grad(tensor: torch.Tensor) -> None:
     """``Tensor.retain_grad``; in a frame's code, it retains the whole gradient."""
     tensor = bring(tensor)
@@ -131,6 +148,7 @@ def retain_grad(tensor: torch.Tensor) -> None:
         original_of(retain_grad)(tensor)
     elif not any(kept.tensor() is tensor for kept in frame.kept_gradients):
         frame.guard(edge.node)
+        _pass_by(frame, tensor, edge.node)
         frame.kept_gradients.append(KeptGradient(weakref.ref(tensor), edge, tensor._version))
 
 
