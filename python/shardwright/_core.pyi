@@ -51,6 +51,7 @@ __all__ = [
     "TorchSetting",
     "Usage",
     "View",
+    "advance_twister",
     "choose_schedule",
     "command",
     "derive_seed",
@@ -2156,6 +2157,13 @@ class View:
         """
         The strides.
         """
+
+def advance_twister(state: bytes, words: SupportsIndex, /) -> bytes:
+    """
+    The state of torch's generator of the CPU after it has drawn so many words of 32 bits, as ``get_state`` gives it.
+
+    Numbers that it keeps for later (the second of two of a normal distribution) stay.
+    """
 
 def choose_schedule(
     ranks: SupportsGetItem[

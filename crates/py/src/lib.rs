@@ -41,6 +41,7 @@ mod timeline;
 mod topology;
 mod torch_context;
 mod torch_types;
+mod twister;
 mod usage;
 mod values;
 
@@ -116,6 +117,8 @@ mod _core {
     use crate::tensors::TensorParts;
     #[pymodule_export]
     use crate::torch_context::{TorchContext, TorchSetting};
+    #[pymodule_export]
+    use crate::twister::advance_twister;
     #[pymodule_export]
     use crate::usage::PyUsage;
     #[pymodule_export]
