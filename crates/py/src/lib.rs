@@ -102,7 +102,9 @@ mod _core {
     #[pymodule_export]
     use crate::requests::Request;
     #[pymodule_export]
-    use crate::schedule::{choose_schedule, is_schedule, read_program, splits_backward};
+    use crate::schedule::{
+        choose_schedule, is_schedule, read_program, splits_backward, tune_schedule,
+    };
     #[pymodule_export]
     use crate::seed::derive_seed;
     #[pymodule_export]
