@@ -26,21 +26,22 @@ GROUPS = (
     (
         ("halves",),
         ("torch/1f1b/5-3",),
-        ("ours/zero_bubble/auto/4",),
+        ("torch/zero_bubble/5-3",),
         ("ours/zero_bubble/auto/4/static",),
     ),
     (
         ("ddp", "halves"),
         ("torch/1f1b/5-3",),
-        ("torch/gpipe/5-3", "torch/zero_bubble/5-3"),
+        ("torch/gpipe/5-3",),
         ("ours/simple/auto/8/static",),
     ),
 )
 ROUNDS = 5
 #: Where another commit is measured too.
 BESIDE_ROUNDS = 15
-#: Steps before those: the first divides the model, the next is recorded for static mode.
-WARM_UP = 2
+#: Steps before those: the first divides the model, the next is recorded for static mode, and two more are measured for
+#: the choice of which backwards are split.
+WARM_UP = 4
 #: Whose losses are right.
 REFERENCE = "single"
 LIMIT_SECONDS = 180.0

@@ -51,6 +51,7 @@ __all__ = [
     "TorchSetting",
     "Usage",
     "View",
+    "advance_twister",
     "choose_schedule",
     "command",
     "derive_seed",
@@ -74,6 +75,7 @@ __all__ = [
     "simulate",
     "splits_backward",
     "take_log",
+    "tune_schedule",
 ]
 
 DTYPES: Final[list[str]]
@@ -440,6 +442,10 @@ class Config:
     def check_world(self, /, world: SupportsIndex) -> Topology:
         """
         The topology of a job with this many ranks; refuses a number that does not fit.
+        """
+    def chooses_active_microbatches(self, /) -> bool:
+        """
+        Whether the number of microbatches in flight is chosen after the first steps.
         """
     @staticmethod
     def difference(own: str, other: str) -> list[str]:
@@ -2157,6 +2163,13 @@ class View:
         The strides.
         """
 
+def advance_twister(state: bytes, words: SupportsIndex, /) -> bytes:
+    """
+    The state of torch's generator of the CPU after it has drawn so many words of 32 bits, as ``get_state`` gives it.
+
+    Numbers that it keeps for later (the second of two of a normal distribution) stay.
+    """
+
 def choose_schedule(
     ranks: SupportsGetItem[
         int,
@@ -2340,4 +2353,29 @@ def splits_backward(schedule: str) -> bool:
 def take_log() -> list[tuple[int, str]]:
     """
     Take the warnings of Rust's threads since the last call: `logging`'s level, and the text.
+    """
+
+def tune_schedule(
+    ranks: SupportsGetItem[
+        int, SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]]
+    ],
+    memory: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex | None]],
+    *,
+    microbatches: SupportsIndex,
+    active_microbatches: SupportsIndex,
+    may_split: bool,
+) -> tuple[
+    int,
+    tuple[
+        list[int],
+        tuple[str, list[int], float, list[int], bool],
+        tuple[str, list[int], float, list[int], bool],
+        tuple[str, list[int], float, list[int], bool] | None,
+    ]
+    | None,
+]:
+    """
+    How many microbatches are in flight, and which backwards are in two parts, from what every rank of the pipeline did in
+    its first steps, the root's first, and by rank the bytes that a microbatch keeps and that all together may keep.
+    Returns the number of steps that count, and the choice; None while these are not enough.
     """

@@ -126,7 +126,7 @@ def add_parts(runtime: Runtime) -> None:
     place = runtime.place
     runtime.add(_core.AloneRecorder())
     runtime.add(Gathers())
-    runtime.add(Scheduling(place.cfg, place.pp_size))
+    runtime.add(Scheduling(place.cfg, place.pp_rank, place.pp_size))
     runtime.add(StepWeights(place.rank, place.cfg.microbatches))
     runtime.add(ReplicaCollectives())
     runtime.add(LossScaling())

@@ -34,7 +34,24 @@ def test_the_fastest_of_each_group_is_compared_round_by_round_and_above_one_is_f
         "vs_half_batches": pytest.approx(8.0 / 8.8),
         "interleaved_vs_torch_1f1b": pytest.approx(5.0 / 4.5),
         "memory_vs_torch_1f1b": pytest.approx(1.02),
+        "vs_torch_best": None,
+        "memory_vs_torch_best": None,
     }
+
+
+def test_the_fastest_is_compared_with_the_fastest_of_torch_where_its_zero_bubble_runs() -> None:
+    group = {
+        "torch/1f1b/5-3": Measured([5.0, 6.0], LOSSES, [1000, 2000]),
+        "torch/zero_bubble/5-3": Measured([4.4, 4.4], LOSSES, [3000, 2000]),
+        "ours/zero_bubble/auto/4": Measured([4.0, 4.0], LOSSES, [2000, 3300]),
+        "ours/interleaved/auto/2": Measured([4.3, 4.3], LOSSES, [1000, 1000]),
+    }
+    found = figures([*_groups(), group])
+    assert found["vs_torch_best"] == pytest.approx(1.1)
+    assert found["memory_vs_torch_best"] == pytest.approx(1.1)
+    group["torch/1f1b/5-3"].seconds = [2.0, 2.0]
+    found = figures([group])
+    assert (found["vs_torch_best"], found["memory_vs_torch_best"]) == (pytest.approx(0.5), pytest.approx(2.0))
 
 
 def test_memory_is_of_configurations_that_had_their_processes_for_themselves() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import shardwright as smp
 import torch
 from shardwright.delayed.materialise import has_delayed, is_delayed
+from shardwright.delayed.operations import Operation
+from shardwright.delayed.shapes import ShapeTensor
+from shardwright.partition.stand_ins import StandIns
 from torch import nn
 
 LAYERS, WIDTH = 24, 1600
@@ -87,12 +92,59 @@ def the_configuration_decides() -> None:
     assert all(parameter.dtype == torch.float64 for parameter in module.parameters())
 
 
-def times_cannot_be_measured() -> None:
+def each_weight_is_made_once_and_measured_before() -> None:
+    """On the rank that owns it; the trace measures modules one at a time, on memory that stands in for weights."""
+    torch.manual_seed(7)
+    whole = make(64)
+    torch.manual_seed(7)
     with smp.delay_param_initialization():
-        model = smp.DistributedModel(make(), trace_execution_times=True)
-    error = smp.PartitionError if smp.pp_rank() == 0 else smp.RemoteError
-    with pytest.raises(error, match="needs a model with values, but this one has delayed parameters"):
+        module = make(64)
+    names = {id(each.value.memory): name for name, each in module.named_parameters()}
+    drawing = {name: each.value.memory.writes[-1] for name, each in module.named_parameters()}
+    storages = {each.meta.untyped_storage()._cdata: name for name, each in module.named_parameters()}
+    made: dict[str, int] = dict.fromkeys(names.values(), 0)
+    standing: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+    most_modules, measured = 0, 0
+    traces: list[Any] = []
+    decide = import_module("shardwright.partition.decide")
+    run, stand_in, divide = Operation.run, StandIns._stand_in, decide.divide
+
+    def counted(operation: Operation, real: Any) -> Any:
+        for name, one in drawing.items():
+            made[name] += one is operation
+        return run(operation, real)
+
+    def watched(self: StandIns, leaf: object, described: Any) -> object:
+        nonlocal most_modules, measured
+        given = stand_in(self, leaf, described)
+        if isinstance(leaf, ShapeTensor) and (name := storages.get(leaf.meta.untyped_storage()._cdata)) is not None:
+            measured += 1
+            assert isinstance(given, torch.Tensor)
+            standing.append((name.rpartition(".")[0], weakref.ref(given)))
+            most_modules = max(most_modules, len({path for path, each in standing if each() is not None}))
+        return given
+
+    def noted(module: nn.Module, trace: Any, *others: Any) -> Any:
+        traces.append(trace)
+        return divide(module, trace, *others)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(decide, "divide", noted)
+        patches.setattr(Operation, "run", counted)
+        patches.setattr(StandIns, "_stand_in", watched)
+        model = smp.DistributedModel(module, trace_execution_times=True)
         train(model, ids())
+    owned = {name for name, _ in model.local_named_parameters()}
+    assert 0 < len(owned) < len(names)
+    assert made == {name: int(name in owned) for name in made}
+    if smp.pp_rank() == 0:
+        assert most_modules == 1
+        assert measured >= 2  # the embedding, and a layer that stands for those like it
+        (trace,) = traces
+        assert trace.measurement is not None
+        assert all(trace.modules[path].own_seconds > 0 for path in ("0", "1", "2", "3"))
+        assert trace.modules["1"].own_seconds == trace.modules["2"].own_seconds
+    check(model, whole)
 
 
 def memory_is_that_of_a_share() -> None:
@@ -139,7 +191,7 @@ def main() -> None:
     states_before_the_first_step()
     the_configuration_decides()
     if pp > 1:
-        times_cannot_be_measured()
+        each_weight_is_made_once_and_measured_before()
     print("all hold")
 
 

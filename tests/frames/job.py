@@ -161,7 +161,7 @@ class Job:
         for rank, runtime in enumerate(self.runtimes):
             place = runtime.place = dataclasses.replace(runtime.place, cfg=cfg)
             runtime.step.num_microbatches = cfg.microbatches
-            for part in (sites_of(cfg), StateOrder(), Scheduling(cfg, place.pp_size)):
+            for part in (sites_of(cfg), StateOrder(), Scheduling(cfg, place.pp_rank, place.pp_size)):
                 runtime.add(part)
             run = functools.partial(contextvars.copy_context().run, self._main, runtime, main, results)
             threads.append(threading.Thread(target=run, name=f"rank-{rank}", daemon=True))  # a hanging one ends with us

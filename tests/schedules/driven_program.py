@@ -18,6 +18,8 @@ import shardwright as smp
 import torch
 from shardwright.command import main as main_of_command
 from shardwright.errors import RemoteError, ShardwrightError
+from shardwright.job.runtime import current_runtime
+from shardwright.scheduling import Scheduling
 from torch import nn
 
 WIDTH = 6
@@ -47,6 +49,9 @@ def whole_model(case: dict[str, Any]) -> nn.Module:
 def run(case: dict[str, Any]) -> dict[str, Any]:
     smp.init({"auto_partition": False, "default_partition": 0, "stall_report_seconds": 3.0, **case["keys"]})
     microbatches = case["keys"]["microbatches"]
+    if "splits" in case:
+        scheduling = current_runtime()[Scheduling]
+        scheduling._on_trial, scheduling._splits = False, case["splits"][smp.pp_rank()]
     whole = whole_model(case)
     split = copy.deepcopy(whole)
     layers = split.layers if isinstance(split, Blocks) else split[0]

@@ -11,7 +11,7 @@ import pytest
 from shardwright import _core
 from shardwright.config import load_config
 from shardwright.errors import ConfigError
-from shardwright.scheduling import ScheduleDecision, StepTimes, decide
+from shardwright.scheduling import RankMemory, ScheduleDecision, StepTimes, decide, tune
 
 from tests.jobs.ranks import outputs_of_ranks
 
@@ -44,6 +44,12 @@ def chain(pipeline: Any, places: str = "0011", **more: Any) -> dict[str, Any]:
     return {"keys": {**KEYS, "pipeline": pipeline}, "places": [int(p) for p in places], "steps": 3, **more}
 
 
+def limited(pipeline: str, limit: int) -> dict[str, Any]:
+    case = chain(pipeline)
+    case["keys"]["memory_limit_bytes"] = limit
+    return case
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What came of all cases on either rank; they share two processes."""
@@ -73,6 +79,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "too few stages": chain(two, places="0011"),
         "auto": chain("auto") | {"steps": 6},
         "auto, a step fails": chain("auto", failing=[2], evaluations=1) | {"steps": 7},
+        "tuned": chain("zero_bubble", places="0101", trace=str(folder / "tuned"), evaluations=1) | {"steps": 7},
+        "tuned, a step fails": chain("zero_bubble", failing=[2]) | {"steps": 8},
+        "tuned under limits": limited("zero_bubble", 1 << 40) | {"steps": 6},
+        "interleaved under limits": limited("interleaved", 1) | {"steps": 6},
+        "some split": chain("zero_bubble", places="0101", trace=str(folder / "some"), splits=[1, 3]),
+        "none split": chain("zero_bubble", places="0101", trace=str(folder / "none"), splits=[0, 0]),
         "list, a step fails": chain(STARTS, failing=[1]),
         "in parts, a step fails": chain(split, failing=[1]),
     }
@@ -138,6 +150,7 @@ def test_several_stages_per_rank_run_exactly_under_their_policy(looped: list[dic
         "one stage, some without backward", "one stage, frozen", "one stage, all of the rank frozen", "two stages",
         "two stages, block by block", "in parts", "in parts, block by block", "auto", "auto, a step fails",
         "list, a step fails", "in parts, a step fails", "recorded", "run as recorded",
+        "tuned", "tuned, a step fails", "tuned under limits", "interleaved under limits", "some split", "none split",
     ],
 )  # fmt: skip
 def test_gradients_are_those_of_one_process(found: list[dict[str, Any]], name: str) -> None:
@@ -228,6 +241,75 @@ def test_the_fastest_schedule_is_chosen_at_the_same_step_on_all_ranks(found: lis
     assert (decisions[0]["step"], decisions[0]["measured_steps"]) == (5, [3, 4])
     assert found[0]["auto"]["schedule"] == decisions[0]["schedule"] in decisions[0]["simulated_seconds"]
     assert found[0]["auto"]["report"] == [decisions[0]["schedule"]]
+
+
+def weights(found: list[dict[str, Any]], name: str, rank: int) -> set[int]:
+    """Of which microbatches a rank computed weight gradients apart from their backward."""
+    return {m for _, m in tasks(found, name, rank, "weight")}
+
+
+def test_only_the_last_backwards_are_split_on_each_rank(found: list[dict[str, Any]]) -> None:
+    assert [weights(found, "some split", rank) for rank in (0, 1)] == [{3}, {1, 2, 3}]
+    assert [weights(found, "none split", rank) for rank in (0, 1)] == [set(), set()]
+    assert [weights(found, "recorded", rank) for rank in (0, 1)] == [{0, 1, 2, 3}] * 2
+
+
+def test_zero_bubble_splits_what_its_choice_says_from_the_same_step_on(found: list[dict[str, Any]]) -> None:
+    decision = found[0]["tuned"]["decision"]
+    assert decision == found[1]["tuned"]["decision"] is not None
+    assert (decision["step"], decision["measured_steps"], decision["fits"]) == (5, [3, 4], True)
+    assert found[0]["tuned"]["schedule"] == decision["schedule"]
+    for rank, number in enumerate(decision["splits"]):
+        assert weights(found, "tuned", rank) == set(range(4 - number, 4))
+        assert 1 <= decision["in_flight"][rank] <= 4
+    chosen = decision["simulated_seconds"][decision["schedule"]]
+    whole, _, _ = decision["simulated_seconds"].values()
+    assert chosen <= whole
+    failed = found[0]["tuned, a step fails"]["decision"]
+    assert (failed["step"], failed["measured_steps"]) == (6, [4, 5])
+
+
+def test_a_limit_on_memory_bounds_what_is_in_flight(found: list[dict[str, Any]]) -> None:
+    ample, none = (found[1][f"{name} under limits"]["decision"] for name in ("tuned", "interleaved"))
+    assert ample["fits"]
+    assert ample["schedule"].startswith("zero_bubble")
+    # Parameters alone take more.
+    assert (none["schedule"], none["fits"]) == ("interleaved(active=1)", False)
+    assert (none["splits"], none["in_flight"]) == ([0, 0], [1, 1])
+
+
+def test_a_choice_of_splits_waits_for_three_steps_and_keeps_limits() -> None:
+    def load(step: int, backward: int, weight: int) -> StepTimes:
+        return StepTimes(step, 400, backward, 1e-6, 4, weight)
+
+    steps = [load(2, 1, 1), load(3, 480, 400), load(4, 800, 0)]
+
+    def choose(number: int, *free: int | None) -> tuple[int, ScheduleDecision | None]:
+        memory = [RankMemory(10, each) for each in free]
+        bounds = {"microbatches": 4, "active_microbatches": 4}
+        return tune(5, [steps[:number]] * 2, memory, may_split=True, **bounds)
+
+    assert choose(2, None, None) == (2, None)
+    number, chosen = choose(3, None, None)
+    assert chosen is not None
+    assert (number, chosen.step, chosen.measured_steps, chosen.fits) == (3, 5, [3, 4], True)
+    assert max(chosen.in_flight or []) > 1
+    assert sum(chosen.splits or []) > 0
+    _, bound = choose(3, 10, None)
+    assert bound is not None
+    assert (bound.in_flight or [])[0] == 1
+    _, none = choose(3, 9, None)
+    assert none is not None
+    assert not none.fits
+
+
+def test_the_same_bits_need_a_schedule_that_no_measurement_chooses() -> None:
+    for keys, chooses in (({}, True), ({"deterministic_server": True}, False)):
+        config = load_config({**KEYS, "pipeline": "zero_bubble", **keys}, {}, {})
+        assert config.chooses_active_microbatches() == chooses
+        assert config.schedule() == f"zero_bubble(active={2 if chooses else 4})"
+    assert not load_config(KEYS, {}, {}).chooses_active_microbatches()
+    assert load_config({**KEYS, "memory_limit_bytes": 1 << 30}, {}, {}).schedule() == "interleaved(active=2)"
 
 
 def times(step: int, backward: int = 20) -> StepTimes:

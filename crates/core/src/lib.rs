@@ -9,6 +9,7 @@ mod path;
 mod phase;
 mod seed;
 pub mod topology;
+pub mod twister;
 
 pub use config::{Config, ConfigError};
 pub use ids::{

@@ -71,6 +71,11 @@ impl Config {
         Ok(schedule.to_string())
     }
 
+    /// Whether the number of microbatches in flight is chosen after the first steps.
+    fn chooses_active_microbatches(&self) -> bool {
+        self.0.chooses_active_microbatches()
+    }
+
     /// Every key with its effective value, as a JSON object in the documentation's order.
     fn to_json(&self) -> String {
         self.0.to_json()

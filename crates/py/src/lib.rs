@@ -41,6 +41,7 @@ mod timeline;
 mod topology;
 mod torch_context;
 mod torch_types;
+mod twister;
 mod usage;
 mod values;
 
@@ -101,7 +102,9 @@ mod _core {
     #[pymodule_export]
     use crate::requests::Request;
     #[pymodule_export]
-    use crate::schedule::{choose_schedule, is_schedule, read_program, splits_backward};
+    use crate::schedule::{
+        choose_schedule, is_schedule, read_program, splits_backward, tune_schedule,
+    };
     #[pymodule_export]
     use crate::seed::derive_seed;
     #[pymodule_export]
@@ -116,6 +119,8 @@ mod _core {
     use crate::tensors::TensorParts;
     #[pymodule_export]
     use crate::torch_context::{TorchContext, TorchSetting};
+    #[pymodule_export]
+    use crate::twister::advance_twister;
     #[pymodule_export]
     use crate::usage::PyUsage;
     #[pymodule_export]

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use pyo3::prelude::*;
 use shardwright_schedule::{Program, Schedule};
-use shardwright_simulate::{StepTimes, Trial};
+use shardwright_simulate::{Measured, Plan, StepLoad, StepTimes, Trial, tune};
 
 use crate::error::argument_error;
 
@@ -70,4 +70,63 @@ pub(crate) fn choose_schedule(
         trial.seconds,
         simulated.collect(),
     )))
+}
+
+/// Step, nanoseconds of forward work, of backward work and of weight gradients that were run apart, and forward requests
+/// that were served.
+type Loads = (u64, u64, u64, u64, u64);
+/// A schedule; by rank, of how many of the last microbatches the backward is in two parts; the simulated seconds of a
+/// step; by rank the most microbatches in flight; and whether all ranks stay within their limits.
+type PlanFields = (String, Vec<u32>, f64, Vec<u32>, bool);
+/// The steps that were measured, what was chosen, the fastest plan that splits nothing, and the one that splits all.
+type TunedFields = (Vec<u64>, PlanFields, PlanFields, Option<PlanFields>);
+
+/// How many microbatches are in flight, and which backwards are in two parts, from what every rank of the pipeline did in
+/// its first steps, the root's first, and by rank the bytes that a microbatch keeps and that all together may keep.
+/// Returns the number of steps that count, and the choice; None while these are not enough.
+#[pyfunction]
+#[pyo3(signature = (ranks, memory, *, microbatches, active_microbatches, may_split)
+    -> "tuple[int, tuple[list[int], tuple[str, list[int], float, list[int], bool], tuple[str, list[int], float, list[int], bool], tuple[str, list[int], float, list[int], bool] | None] | None]")]
+pub(crate) fn tune_schedule(
+    ranks: Vec<Vec<Loads>>,
+    memory: Vec<(u64, Option<u64>)>,
+    microbatches: NonZeroU32,
+    active_microbatches: NonZeroU32,
+    may_split: bool,
+) -> PyResult<(usize, Option<TunedFields>)> {
+    let of_step = |(step, forward, backward, weight, visits)| StepLoad {
+        step,
+        forward,
+        backward,
+        weight,
+        visits,
+    };
+    let of_rank = |loads: Vec<Loads>| loads.into_iter().map(of_step).collect();
+    let ranks: Vec<Vec<StepLoad>> = ranks.into_iter().map(of_rank).collect();
+    let number = Measured::num_steps(&ranks);
+    let Some(mut measured) = Measured::of(&ranks, microbatches) else {
+        return Ok((number, None));
+    };
+    for (load, (microbatch, free)) in measured.ranks.iter_mut().zip(memory) {
+        load.microbatch_bytes = microbatch;
+        load.free_bytes = free;
+    }
+    let tuned = tune(
+        &measured.ranks,
+        microbatches,
+        active_microbatches,
+        may_split,
+    )
+    .map_err(argument_error)?;
+    let fields = |plan: Plan| {
+        let schedule = plan.schedule.to_string();
+        let seconds = plan.makespan.as_secs_f64();
+        (schedule, plan.splits, seconds, plan.in_flight, plan.fits)
+    };
+    let plans = (
+        fields(tuned.chosen),
+        fields(tuned.whole),
+        tuned.all_split.map(fields),
+    );
+    Ok((number, Some((measured.steps, plans.0, plans.1, plans.2))))
 }

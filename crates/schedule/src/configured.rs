@@ -17,7 +17,12 @@ use crate::program::{ActionKind, Complete, Program};
 ///
 /// Refuses a program that does not fit the job, or cannot be run.
 pub fn configured(config: &Config) -> Result<Schedule, ConfigError> {
-    let active = NonZeroU32::new(config.active_microbatches).unwrap_or(NonZeroU32::MIN);
+    let mut active = config.active_microbatches;
+    if config.chooses_active_microbatches() {
+        // Until then, the fewest that may keep all ranks busy.
+        active = active.min(config.pipeline_parallel_degree);
+    }
+    let active = NonZeroU32::new(active).unwrap_or(NonZeroU32::MIN);
     Ok(match &config.pipeline {
         Pipeline::Named(PipelineName::Auto) => Schedule::Interleaved { active },
         Pipeline::Named(name) => Schedule::of_name(name.name(), active)

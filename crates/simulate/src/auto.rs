@@ -117,7 +117,15 @@ pub fn choose_schedule(
     num_microbatches: NonZeroU32,
     active: NonZeroU32,
 ) -> Result<ScheduleChoice, SimulationError> {
-    let (chain, costs) = chain_of(ranks);
+    let half = |times: &RankTimes| {
+        let input = times.backward / 2;
+        let weight = times.backward.saturating_sub(input);
+        (
+            StageCosts::split(times.forward, input, weight),
+            times.visits,
+        )
+    };
+    let (chain, costs) = chain_of(&ranks.iter().map(half).collect::<Vec<_>>());
     let most = active.min(num_microbatches).get();
     let numbers = || (1..=most).filter_map(NonZeroU32::new);
     let interleaved = numbers().map(|active| Schedule::Interleaved { active });
@@ -147,24 +155,24 @@ pub fn choose_schedule(
     })
 }
 
-fn chain_of(ranks: &[RankTimes]) -> (Chain, StepCosts) {
+/// A model that goes round the ranks as often as the one that is visited most, from what each rank does for a microbatch
+/// and how often it is visited for that.
+pub(crate) fn chain_of(ranks: &[(StageCosts, u32)]) -> (Chain, StepCosts) {
     let peers = ranks.iter().skip(1);
-    let rounds = peers.map(|rank| rank.visits).max().unwrap_or(1).max(1);
-    let visits = |index: usize| match index {
-        0 => rounds,
-        _ => ranks[index].visits.max(1),
-    };
+    let rounds = peers.map(|(_, visits)| *visits).max().unwrap_or(1).max(1);
     let mut segments = Vec::new();
     let mut costs = Vec::new();
     for round in 0..rounds {
-        for (index, times) in ranks.iter().enumerate() {
-            let visits = visits(index);
+        for (index, (of_rank, visits)) in ranks.iter().enumerate() {
+            let visits = if index == 0 { rounds } else { (*visits).max(1) };
             if round < visits {
-                let input = times.backward / 2;
-                let parts = [times.forward, input, times.backward.saturating_sub(input)]
-                    .map(|time| time / visits);
                 segments.push(PipelineRank(index as u32));
-                costs.push(StageCosts::split(parts[0], parts[1], parts[2]));
+                costs.push(StageCosts {
+                    forward: of_rank.forward / visits,
+                    full_backward: of_rank.full_backward / visits,
+                    input_gradient: of_rank.input_gradient / visits,
+                    weight_gradient: of_rank.weight_gradient / visits,
+                });
             }
         }
     }

@@ -36,6 +36,7 @@ mod outcome;
 mod policy;
 mod program;
 mod route;
+mod tuning;
 
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,7 @@ pub use costs::{Latency, StageCosts, StepCosts};
 pub use error::SimulationError;
 pub use in_flight::in_flight;
 pub use outcome::{RankUse, SimulatedStep, TaskKind, TaskSpan};
-pub use policy::simulate_schedule;
+pub use policy::{simulate_schedule, simulate_splits};
 pub use program::simulate_program;
 pub use route::{Chain, Control};
+pub use tuning::{Measured, Plan, RankLoad, StepLoad, Tuned, tune};

@@ -23,6 +23,19 @@ pub fn simulate_schedule(
     costs: &StepCosts,
     latency: &Latency,
 ) -> Result<SimulatedStep, SimulationError> {
+    simulate_splits(schedule, chain, num_microbatches, costs, latency, None)
+}
+
+/// As [`simulate_schedule`], where a schedule that splits backwards does so on each rank for that many of the last
+/// microbatches only; for all of them without `splits`.
+pub fn simulate_splits(
+    schedule: &Schedule,
+    chain: &Chain,
+    num_microbatches: NonZeroU32,
+    costs: &StepCosts,
+    latency: &Latency,
+    splits: Option<&[u32]>,
+) -> Result<SimulatedStep, SimulationError> {
     let num_ranks = chain.num_ranks()?;
     costs.check(chain.segments.len(), num_microbatches.get() as usize)?;
     latency.check(num_ranks)?;
@@ -41,6 +54,7 @@ pub fn simulate_schedule(
         route: route(chain),
         costs,
         latency,
+        splits,
         now: Duration::ZERO,
         ranks: (0..num_ranks).map(|_| RankState::new(schedule)).collect(),
         events: BinaryHeap::new(),
@@ -119,6 +133,7 @@ struct Step<'a> {
     route: MicrobatchPath,
     costs: &'a StepCosts,
     latency: &'a Latency,
+    splits: Option<&'a [u32]>,
     now: Duration,
     ranks: Vec<RankState>,
     /// By time, and then in the order in which they were foreseen.
@@ -253,7 +268,7 @@ impl Step<'_> {
                 self.run_action(rank, stage, ActionKind::Forward, microbatch, start)
             }
             TurnPart::Backward(stage) => {
-                let kind = if self.schedule.splits_backward() {
+                let kind = if self.splits(rank, microbatch) {
                     ActionKind::InputGradient
                 } else {
                     ActionKind::FullBackward
@@ -265,6 +280,15 @@ impl Step<'_> {
                 self.record(rank, stage, TaskKind::Turn, microbatch, start, cost)
             }
         }
+    }
+
+    /// Whether a rank runs a microbatch's backward in two parts.
+    fn splits(&self, rank: PipelineRank, microbatch: MicrobatchId) -> bool {
+        let last = self.splits.map_or(u32::MAX, |splits| {
+            splits.get(rank.0 as usize).copied().unwrap_or(0)
+        });
+        let is_last = microbatch.0.saturating_add(last) >= self.progress.num_microbatches;
+        self.schedule.splits_backward() && is_last
     }
 
     fn run_action(
@@ -304,12 +328,14 @@ impl Step<'_> {
         let state = &mut self.ranks[rank.0 as usize];
         state.refused = false;
         let (microbatch, subject) = state.turn.take().expect("the turn that ends has begun");
+        let splits = self.splits(rank, microbatch);
+        let state = &mut self.ranks[rank.0 as usize];
         let index = match subject {
             Subject::Visit(index) => index,
             Subject::Ahead => return self.may_begin_backward(rank, microbatch),
             Subject::WeightGradient(_) => return,
         };
-        if self.schedule.splits_backward() {
+        if splits {
             for piece in &self.route.visits[index].pieces {
                 if let TurnPart::Backward(stage) = *piece {
                     let subject = Subject::WeightGradient(stage);

@@ -4,6 +4,7 @@ mod auto;
 mod in_flight;
 mod policies;
 mod programs;
+mod tuning;
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from shardwright.delayed.draws import advanced
 from shardwright.delayed.memory import scratch_like
 from shardwright.delayed.operations import DelayedMemory, Operation, Value, default_generator, evaluate, overwrites
 from shardwright.dispatch_mode import write_positions
@@ -135,6 +136,8 @@ def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
     if isinstance(other, DelayedTensor):
         made: torch.Tensor = DelayedTensor(other.value, other.meta, other.device)
         made.requires_grad_(delayed.requires_grad)
+        if is_parameter:
+            made._is_param = True
     elif is_parameter:
         made = nn.Parameter(other, delayed.requires_grad)
     else:
@@ -143,6 +146,12 @@ def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(delayed, hooks, None):
             setattr(made, hooks, getattr(delayed, hooks))
+    refuse_views(delayed)
+    exchange(delayed, made)
+
+
+def refuse_views(delayed: torch.Tensor) -> None:
+    """Raise :class:`ShardwrightError` if a view of a tensor, which a graph of autograd may hold, is still alive."""
     if delayed._use_count() > 1:  # type: ignore[attr-defined]
         gc.collect()  # a graph that nobody needs any more, which hooks keep in a cycle
     if delayed._use_count() > 1:  # type: ignore[attr-defined]
@@ -150,14 +159,17 @@ def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
             f"a delayed parameter of shape {tuple(delayed.shape)} cannot get its values: a view of it that autograd "
             "follows is still alive (make it in torch.no_grad(), or of parameter.detach())"
         )
+
+
+def exchange(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchange what two tensors are; the first stays the same object, and keeps the attributes that users gave it."""
     # As torch.utils.swap_tensors does, which refuses tensors with weak references to them: torch's recurrent layers
     # have some, and they are to see the values too.
-    attributes = {name: of for name, of in delayed.__dict__.items() if name not in _OWN}
-    delayed.__class__, made.__class__ = made.__class__, delayed.__class__  # type: ignore[assignment]
-    delayed.__dict__, made.__dict__ = {**made.__dict__, **attributes}, {}
-    torch._C._swap_tensor_impl(delayed, made)
-    if is_parameter and isinstance(delayed, DelayedTensor):
-        delayed._is_param = True
+    own, others = ({name: of for name, of in each.__dict__.items() if name in _OWN} for each in (one, other))
+    attributes = {name: of for name, of in one.__dict__.items() if name not in _OWN}
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = {**others, **attributes}, own
+    torch._C._swap_tensor_impl(one, other)
 
 
 def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, creating: bool) -> Any:
@@ -309,10 +321,15 @@ def _result(
 def _draw(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, written: list[DelayedTensor]
 ) -> torch.Tensor | None:
-    """Advance the generator by running the operator on temporary memory."""
+    """Advance the generator, by running the operator on temporary memory if it has to run for that."""
     if torch.Tag.nondeterministic_seeded not in function.tags:
         return None
-    state = (kwargs.get("generator") or default_generator(device)).get_state()
+    generator = kwargs.get("generator") or default_generator(device)
+    state: torch.Tensor = generator.get_state()
+    after = advanced(function, written[0].meta, state) if written and device.type == "cpu" else None
+    if after is not None:
+        generator.set_state(after)
+        return state
 
     def scratch(leaf: object) -> object:
         if not isinstance(leaf, DelayedTensor):

@@ -270,7 +270,7 @@ def run_request_backward(runtime: Runtime, request: _core.Request, task: Running
 def deferring(task: RunningTask) -> Callable[[WeightGradients], None] | None:
     """Return a function that defers the weight gradients of a task's backward; None if they are not deferred."""
     runtime = task.runtime
-    if not splits_backward(runtime):
+    if not splits_backward(runtime, task.microbatch):
         return None
 
     def defer(left: WeightGradients) -> None:

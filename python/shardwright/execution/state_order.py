@@ -65,13 +65,13 @@ def one_at_a_time(runtime: Runtime) -> bool:
     return runtime[StateOrder].one_at_a_time or any(one.one_at_a_time for one in placed_models(runtime))
 
 
-def splits_backward(runtime: Runtime) -> bool:
-    """Return whether weight gradients are computed separately.
+def splits_backward(runtime: Runtime, microbatch: int) -> bool:
+    """Return whether weight gradients of a microbatch are computed separately.
 
     They are not if microbatches run one after another, because a module may then write to tensors that an earlier
     microbatch has saved.
     """
-    return runtime[Scheduling].splits_backward and not one_at_a_time(runtime)
+    return runtime[Scheduling].splits(microbatch, runtime.step.num_microbatches) and not one_at_a_time(runtime)
 
 
 def check_attributes(runtime: Runtime) -> None:

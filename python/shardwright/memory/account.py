@@ -11,7 +11,7 @@ from shardwright import _core
 from shardwright.execution.turn import Turn
 from shardwright.memory.optimizers import distinct_bytes, expected_bytes, state_bytes
 from shardwright.model.models import Models
-from shardwright.scheduling import Scheduling
+from shardwright.scheduling import RankMemory, Scheduling
 
 if TYPE_CHECKING:
     from shardwright.execution.task import Phase
@@ -165,9 +165,23 @@ class MemoryAccount:
             optimizer_shards=shards,
         )
 
+    def of_microbatches(self) -> RankMemory:
+        """Return what a microbatch in flight keeps here, and what all may keep under ``memory_limit_bytes``."""
+        limit, measured = self._runtime.place.cfg.memory_limit_bytes, self.measured()
+        if self.activations is None:
+            each = self._activations_of_a_microbatch() or 0
+        else:
+            each = self.activations // max(self.in_flight(), 1)
+        if limit is None:
+            return RankMemory(each, None)
+        held = (measured.parameters, measured.gradients, measured.optimizer_state, measured.buffers)
+        return RankMemory(each, max(limit - sum(bytes_ or 0 for bytes_ in held), 0))
+
     def in_flight(self) -> int:
-        """Return the most microbatches in flight on this rank, as simulated with equal stages."""
-        place = self._runtime.place
+        """Return the most microbatches in flight on this rank, as simulated: with equal stages, or measured ones."""
+        place, decision = self._runtime.place, self._runtime[Scheduling].decision
+        if decision is not None and decision.in_flight is not None:
+            return decision.in_flight[place.pp_rank]
         counts = _core.in_flight(
             self._runtime[Scheduling].text, ranks=place.pp_size, microbatches=self._runtime.step.num_microbatches
         )

@@ -33,7 +33,8 @@ def memory_report() -> list[dict[str, Any]]:
         - ``predicted``: the bytes of each category that follow from the partition, the schedule and the optimizer;
         - ``measured``: those that the rank holds now. ``gradients`` and ``activations`` are those of the first step
           that trained: at its end, and the most between its tasks;
-        - ``in_flight``: the most microbatches in flight on the rank, as simulated with stages of equal length;
+        - ``in_flight``: the most microbatches in flight on the rank, as simulated: with stages of equal length, or with
+          measured ones once the schedule was chosen by them (``smp.stats()["schedule_decision"]`` says why);
         - ``resident``, ``peak``, ``limit``: the bytes of host memory that the process has, had at most, and may have;
         - ``advice``: tuples of a setting that would save memory, the estimated bytes, and its cost, the largest saving
           first.

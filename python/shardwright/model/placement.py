@@ -172,6 +172,7 @@ class Placement:
                     self.options,
                     together,
                     runtime.progress,
+                    alone=len(runtime.place.tp_ranks) == 1,
                 )
         channel = f"partition of model {self.model_id}"
         if runtime.place.rank == 0:

@@ -10,8 +10,10 @@ from typing import Any
 from torch import nn
 
 from shardwright import _core
+from shardwright.delayed.materialise import has_delayed
 from shardwright.errors import PartitionError
 from shardwright.frames.checkpointing import mark_of
+from shardwright.partition.by_shapes import trace_by_shapes
 from shardwright.partition.decision import Decision, JoinReason
 from shardwright.partition.flows import without_trace
 from shardwright.partition.manual import ManualPlacement, manual_placements
@@ -33,6 +35,8 @@ def decide(
     options: Mapping[str, Any] | None = None,
     together: Callable[[bool], bool] = bool,
     progress: Progress | None = None,
+    *,
+    alone: bool = True,
 ) -> Decision:
     """Trace one call of a model and divide it over the ranks of a pipeline.
 
@@ -41,6 +45,7 @@ def decide(
         options: ``trace_device``, ``trace_execution_times`` and ``trace_memory_usage`` as given to
             ``smp.DistributedModel``.
         together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
+        alone: Whether no other rank takes part in the trace. Collectives need values.
     """
     options = options or {}
     progress = progress or Progress(0)
@@ -48,17 +53,15 @@ def decide(
     if not cfg.skip_tracing:
         function, args, kwargs = _taken_apart(call)
         refines = cfg.refine_partition and cfg.auto_partition and num_devices > 1
-        trace = trace_forward(
-            module,
-            function,
-            args,
-            kwargs,
-            device=choose_device(module, options.get("trace_device", "gpu")),
-            measure_times=bool(options.get("trace_execution_times")) or (None if refines else False),
-            measure_memory=bool(options.get("trace_memory_usage", False)),
-            together=together,
-            progress=progress,
-        )
+        device = choose_device(module, options.get("trace_device", "gpu"))
+        measured: dict[str, Any] = {
+            "measure_times": bool(options.get("trace_execution_times")) or (None if refines else False),
+            "measure_memory": bool(options.get("trace_memory_usage", False)),
+            "progress": progress,
+        }
+        if alone and has_delayed(module) and device is not None:
+            trace = trace_by_shapes(module, function, args, kwargs, device=device, **measured)
+        trace = trace or trace_forward(module, function, args, kwargs, device=device, together=together, **measured)
     with progress.phase("dividing the model over the ranks"):
         return divide(module, trace, cfg, num_devices)
 

@@ -64,9 +64,9 @@ class Measurement:
 class Pieces:
     """Observer of one forward that measures its pieces."""
 
-    def __init__(self, device: torch.device, stack: Stack) -> None:
-        """Start measuring on `device`."""
-        self._clock = Clock(device)
+    def __init__(self, clock: Clock, stack: Stack) -> None:
+        """Start measuring by `clock`."""
+        self._clock = clock
         self._executions = [Executed(path="", caller=None, argument_bytes=0, result_bytes=0)]
         self._numbers = {id(stack.top): 0}
         self._open = [0]

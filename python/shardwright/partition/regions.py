@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from shardwright import _core
+from shardwright.delayed.shapes import ShapeTensor
 from shardwright.errors import UnsupportedValueError
 from shardwright.execution import forward_mode
 from shardwright.execution.context import saved_tensor_hooks_are_set
@@ -45,7 +46,7 @@ def stays_here(values: object) -> str | None:
         for tensor in tensors:
             if has_parts(tensor):
                 refuse_parts(tensor, "it")
-            else:
+            elif not isinstance(tensor, ShapeTensor):
                 refuse_kind(tensor)
     except UnsupportedValueError as error:
         return f"{error.kind}, which cannot cross ranks"

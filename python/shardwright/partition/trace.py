@@ -20,12 +20,13 @@ from shardwright.partition.decision import JoinReason
 from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.gpu_fallback import runner_for
 from shardwright.partition.measure import MIN_OPERATIONS, DistinctStorages, Measurement, Pieces, evened, repeated
-from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
+from shardwright.partition.observe import Clock, Execution, OperationMode, Runner, Stack, intercepted, tensors_in
 from shardwright.partition.operations import count as operation_count
 from shardwright.partition.preserve import Preserved, Writes, copied_arguments, moved_to, uncollected
 from shardwright.partition.recomputed import Recomputed
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, stays_here
+from shardwright.partition.stand_ins import StandIns
 from shardwright.partition.tree import ModelTree, ModuleEntry, device_of, why_without_values
 from shardwright.partition.unversioned import UnversionedWrites
 from shardwright.progress import Progress
@@ -60,6 +61,7 @@ def trace_forward(
     kwargs: Mapping[str, Any] | None = None,
     *,
     device: torch.device | None = None,
+    by_shapes: bool = False,
     measure_times: bool | None = False,
     measure_memory: bool = False,
     together: Callable[[bool], bool] = bool,
@@ -75,6 +77,7 @@ def trace_forward(
         call: Runs the forward on copies of the arguments: the model itself, or any method of it.
         device: The device to run on (see `choose_device`); None leaves model and arguments where they are. On the CPU,
             a module that needs an operation that only the GPU has runs on the GPU, if there is one.
+        by_shapes: Whether the parameters are shapes (see `as_shapes`), so that operators are measured on stand-ins.
         measure_times: Whether to measure seconds, which the meta device does not support. None measures them if the
             forward computes enough, and omits them where they cannot be measured.
         measure_memory: Measure the bytes that autograd keeps for the backward, instead of estimating them.
@@ -98,7 +101,7 @@ def trace_forward(
         measurement = None
         if measure_times or (measure_times is None and absent is None and together(recording.is_large())):
             with progress.phase("measuring how long each module takes"):
-                measurement = run.timed(where, needed=bool(measure_times), together=together)
+                measurement = run.timed(where, by_shapes, needed=bool(measure_times), together=together)
     trace = recording.trace(measurement)
     return trace if trained is None else trace.together_with(trained.trace(None))
 
@@ -177,11 +180,19 @@ class _Run:
         return recording
 
     def timed(
-        self, where: torch.device, *, needed: bool, together: Callable[[bool], bool] = bool
+        self,
+        where: torch.device,
+        by_shapes: bool,
+        *,
+        needed: bool,
+        together: Callable[[bool], bool] = bool,
     ) -> Measurement | None:
         """Measure the forward; None if it can run only once and the measurement is not `needed`."""
         try:
-            return repeated(lambda: self._timed(where), together)
+            if by_shapes:
+                stand_ins = StandIns(where)
+                return self._timed(stand_ins.clock, stand_ins)
+            return repeated(lambda: self._timed(Clock(where)), together)
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:
@@ -190,14 +201,14 @@ class _Run:
             _LOGGER.warning("the partition goes without measured times, as the forward cannot run again: %r", problem)
             return None
 
-    def _timed(self, where: torch.device) -> Measurement:
+    def _timed(self, clock: Clock, mode: contextlib.AbstractContextManager[Any] | None = None) -> Measurement:
         with self._prepared(self._gradients) as (args, kwargs, writes, _):
             # Observation would slow down this run, but the first one has recorded what is written to.
             for tensor in self._written:
                 writes.keep(tensor)
             stack = Stack()
-            pieces = Pieces(where, stack)
-            with intercepted(self._tree, stack, pieces, self._runner):
+            pieces = Pieces(clock, stack)
+            with intercepted(self._tree, stack, pieces, self._runner), mode or contextlib.nullcontext():
                 self._call(*args, **kwargs)
                 return pieces.measurement(stack)
 

@@ -276,7 +276,7 @@ class _Pipeline:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         runtime = self.runtime
-        runtime[Scheduling].begin_step(runtime)
+        runtime[Scheduling].begin_step(runtime, runtime[MemoryAccount].of_microbatches)
         state = StepState.capture()
         if is_compared(self.step.calls):
             self.batch = fingerprints(self.step.splitter.named(args, kwargs))

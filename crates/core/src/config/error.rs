@@ -83,6 +83,14 @@ pub enum ConfigError {
         /// What the order needs.
         needed: u32,
     },
+    /// A limit on memory that the schedule would not keep.
+    #[error(
+        "\"memory_limit_bytes\" is given with \"pipeline\" {pipeline}, which does not choose how many microbatches are in flight; allowed: \"pipeline\" \"interleaved\" or \"zero_bubble\", or not giving it"
+    )]
+    MemoryLimitIgnored {
+        /// The schedule.
+        pipeline: String,
+    },
     /// An entry of a list of starts.
     #[error("the configuration key \"pipeline\" has {value} at index {index}; allowed: {allowed}")]
     ListEntry {

@@ -102,6 +102,7 @@ pub struct Config {
     pub comm_spin_microseconds: Option<u32>,
     pub ucx_library: Option<String>,
     pub comm_buffer_bytes: u64,
+    pub memory_limit_bytes: Option<u64>,
 }
 
 impl Config {
@@ -152,6 +153,7 @@ impl Config {
                 return Err(ConfigError::ActiveMicrobatchesExceeded { active, needed });
             }
         }
+        pipeline::check_memory_limit(&values)?;
         let is_on = |key: &str| values.get(key) == Some(&json!(true));
         if is_on("fast_mode") && !is_on("static_mode") {
             return Err(ConfigError::FastModeAlone);
@@ -208,13 +210,6 @@ impl Config {
     /// The effective configuration as a JSON object with every key, in the table's order.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("numbers are finite and keys are text")
-    }
-
-    /// Whether `active_microbatches` has another value than the one that it has if it is not given.
-    pub fn active_microbatches_given(&self) -> bool {
-        let is_looped = self.pipeline == Pipeline::Named(PipelineName::Looped);
-        let degree = self.pipeline_parallel_degree;
-        self.active_microbatches != pipeline::default_active_microbatches(is_looped, degree)
     }
 
     /// Refuses a world size that this configuration does not fit; the topology if it fits.

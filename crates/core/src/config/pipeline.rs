@@ -1,9 +1,11 @@
 //! The values of the key `pipeline`: a word, a list of starts, or a program.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::ConfigError;
+use super::{Config, ConfigError};
 use crate::Phase;
 
 /// A name and its word in the configuration, which but for `auto` is that of the policy.
@@ -90,6 +92,24 @@ pub(super) fn has_form(value: &Value) -> bool {
     }
 }
 
+/// Refuses a limit on memory with a schedule that does not choose how many microbatches are in flight. Without a value
+/// it is `interleaved`.
+pub(super) fn check_memory_limit(values: &BTreeMap<&str, Value>) -> Result<(), ConfigError> {
+    let value = values.get("pipeline").unwrap_or(&Value::Null);
+    let limit = values.get("memory_limit_bytes");
+    let named = |name: PipelineName| value == name.name();
+    let chooses = named(PipelineName::Interleaved) || named(PipelineName::ZeroBubble);
+    if limit.is_none_or(Value::is_null) || value.is_null() || chooses {
+        return Ok(());
+    }
+    let pipeline = match value {
+        Value::String(text) if text.starts_with(PROGRAM_HEADER) => "a program".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        other => other.to_string(),
+    };
+    Err(ConfigError::MemoryLimitIgnored { pipeline })
+}
+
 /// The entries of a list, which starts every microbatch once in either phase, the forward first.
 pub(super) fn read_list(value: &Value, microbatches: u32) -> Result<(), ConfigError> {
     let Value::Array(entries) = value else {
@@ -112,7 +132,7 @@ pub(super) fn read_list(value: &Value, microbatches: u32) -> Result<(), ConfigEr
 /// Whether a list starts every one of so many microbatches exactly once in either phase, its forward before
 /// its backward.
 pub fn check_list(entries: &[(u32, Phase)], microbatches: u32) -> Result<(), ConfigError> {
-    let mut seen = std::collections::BTreeMap::new();
+    let mut seen = BTreeMap::new();
     for (index, entry @ (microbatch, phase)) in entries.iter().enumerate() {
         let refused = |allowed| {
             Err(ConfigError::ListEntry {
@@ -164,4 +184,61 @@ pub(super) fn most_in_flight(value: &Value) -> u32 {
 
 fn shown((microbatch, phase): (u32, Phase)) -> String {
     format!("[{microbatch}, {:?}]", phase.name())
+}
+
+impl Config {
+    /// Whether `active_microbatches` has another value than the one that it has if it is not given.
+    pub fn active_microbatches_given(&self) -> bool {
+        let is_looped = self.pipeline == Pipeline::Named(PipelineName::Looped);
+        let degree = self.pipeline_parallel_degree;
+        self.active_microbatches != default_active_microbatches(is_looped, degree)
+    }
+
+    /// Whether the number of microbatches in flight is chosen after the first steps: by measured times, which differ from
+    /// run to run.
+    pub fn chooses_active_microbatches(&self) -> bool {
+        let is_zero_bubble = self.pipeline == Pipeline::Named(PipelineName::ZeroBubble);
+        (is_zero_bubble || self.memory_limit_bytes.is_some()) && !self.deterministic_server
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::Config;
+
+    fn parse(given: &Value) -> Result<Config, crate::ConfigError> {
+        Config::parse(&given.to_string())
+    }
+
+    fn refused(given: &Value) -> String {
+        parse(given).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_memory_limit_is_for_schedules_that_choose_how_many_microbatches_are_in_flight() {
+        for pipeline in ["interleaved", "zero_bubble"] {
+            let config = parse(&json!({"pipeline": pipeline, "memory_limit_bytes": 5e9}));
+            assert_eq!(
+                config.expect("good").memory_limit_bytes,
+                Some(5_000_000_000)
+            );
+        }
+        assert!(parse(&json!({"memory_limit_bytes": 1})).is_ok());
+        assert!(parse(&json!({"pipeline": "simple", "memory_limit_bytes": null})).is_ok());
+        let list = json!([[0, "forward"], [0, "backward"]]);
+        for (pipeline, named) in [
+            (json!("simple"), "\"simple\""),
+            (json!("auto"), "\"auto\""),
+            (list, "a list"),
+        ] {
+            let text = refused(&json!({"pipeline": pipeline, "memory_limit_bytes": 100}));
+            assert!(
+                text.contains(&format!("with \"pipeline\" {named}, which does not choose")),
+                "{text}"
+            );
+        }
+        assert!(refused(&json!({"memory_limit_bytes": 0})).contains("an integer of 1 or more"));
+    }
 }

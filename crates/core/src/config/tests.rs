@@ -31,7 +31,8 @@ fn the_defaults_are_those_of_the_interface() {
         "refine_partition": true, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
         "liveness_timeout_seconds": 6.0, "connect_timeout_seconds": 60.0, "secret_file": null,
         "allow_insecure_hosts": false, "bind_interface_address": null, "transport": "auto", "encrypt": false,
-        "comm_spin_microseconds": null, "ucx_library": null, "comm_buffer_bytes": 1073741824
+        "comm_spin_microseconds": null, "ucx_library": null, "comm_buffer_bytes": 1073741824,
+        "memory_limit_bytes": null
     }"#;
     assert_eq!(effective, object_of(expected));
 }
