@@ -258,7 +258,7 @@ def _leave_process_groups(runtime: Runtime) -> None:
     group = runtime.find(TensorGroup)
     unfinished = [] if group is None else group.unfinished
     if unfinished or any(collectives.has_unfinished for collectives in runtime[ReplicaCollectives].all):
-        works = [work for collectives in runtime[ReplicaCollectives].all for work in collectives.works]
+        works = [work for collectives in runtime[ReplicaCollectives].all for work in collectives.works if work]
         groups = [one for one in unfinished if isinstance(one, dist.ProcessGroup)]
         _never_destroy([*runtime.process_groups.values(), *groups], [*works, *unfinished])
     elif runtime.owns_process_group and dist.is_initialized():
