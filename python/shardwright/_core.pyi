@@ -865,16 +865,18 @@ class MemoryCategories:
     def expected(
         *,
         parameter_bytes: SupportsIndex,
-        trained_bytes: SupportsIndex,
+        gradient_bytes: SupportsIndex,
         buffer_bytes: SupportsIndex,
         activation_bytes: SupportsIndex | None,
         in_flight: SupportsIndex,
         optimizer_bytes: SupportsIndex | None,
+        master_bytes: SupportsIndex,
         optimizer_shards: SupportsIndex,
     ) -> MemoryCategories:
         """
         What is expected of a rank before it runs: with `activation_bytes` for each microbatch, of which `in_flight`
-        are kept at most, and an optimizer that keeps `optimizer_bytes` over `optimizer_shards` ranks.
+        are kept at most, and an optimizer that keeps `optimizer_bytes`, and master weights, over `optimizer_shards`
+        ranks.
         """
     @property
     def gradients(self, /) -> int | None: ...

@@ -72,26 +72,29 @@ impl MemoryCategories {
     }
 
     /// What is expected of a rank before it runs: with `activation_bytes` for each microbatch, of which `in_flight`
-    /// are kept at most, and an optimizer that keeps `optimizer_bytes` over `optimizer_shards` ranks.
+    /// are kept at most, and an optimizer that keeps `optimizer_bytes`, and master weights, over `optimizer_shards`
+    /// ranks.
     #[staticmethod]
-    #[pyo3(signature = (*, parameter_bytes, trained_bytes, buffer_bytes, activation_bytes, in_flight, optimizer_bytes,
-        optimizer_shards))]
+    #[pyo3(signature = (*, parameter_bytes, gradient_bytes, buffer_bytes, activation_bytes, in_flight, optimizer_bytes,
+        master_bytes, optimizer_shards))]
     fn expected(
         parameter_bytes: u64,
-        trained_bytes: u64,
+        gradient_bytes: u64,
         buffer_bytes: u64,
         activation_bytes: Option<u64>,
         in_flight: u32,
         optimizer_bytes: Option<u64>,
+        master_bytes: u64,
         optimizer_shards: u32,
     ) -> Self {
         let expected = Expected {
             parameter_bytes,
-            trained_bytes,
+            gradient_bytes,
             buffer_bytes,
             activation_bytes,
             in_flight,
             optimizer_bytes,
+            master_bytes,
             optimizer_shards,
         };
         expected.categories().into()
