@@ -60,6 +60,7 @@ __all__ = [
     "in_flight",
     "is_schedule",
     "kept_by_others",
+    "map_large_allocations",
     "means",
     "memory_ids",
     "memory_limit",
@@ -2228,6 +2229,12 @@ def kept_by_others(aliases: list[torch.Tensor], count_uses: Callable[[int], int]
 
     `count_uses` is torch's function that tells how many tensors and Python objects have the memory of a `_cdata`;
     `own` is how many references to its Python object there are where only this function has one.
+    """
+
+def map_large_allocations(bytes: SupportsIndex) -> bool:
+    """
+    Has the C library keep allocations of so many bytes or more out of its heaps, and give them back to the system when
+    they are freed; returns whether it does.
     """
 
 def means(config: Config, world: SupportsIndex, local_size: SupportsIndex) -> tuple[int, bool, str | None]:

@@ -160,6 +160,13 @@ pub(crate) fn heap_bytes() -> Option<u64> {
     shardwright_system::heap_bytes()
 }
 
+/// Has the C library keep allocations of so many bytes or more out of its heaps, and give them back to the system when
+/// they are freed; returns whether it does.
+#[pyfunction]
+pub(crate) fn map_large_allocations(bytes: i32) -> bool {
+    shardwright_system::map_large_allocations(bytes)
+}
+
 /// Bytes of this process that are in memory, the most that ever were, and those shared with other processes; None where
 /// the system does not tell.
 #[pyfunction]
