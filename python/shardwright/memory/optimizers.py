@@ -62,7 +62,7 @@ def expected_master_bytes(optimizers: Iterable[Any], slices: Mapping[int, int]) 
 
 
 def _has_master(optimizer: Any, parameter: torch.Tensor) -> bool:
-    return optimizer.has_masters and parameter.dtype in HALF
+    return bool(optimizer.has_masters) and parameter.dtype in HALF
 
 
 def _master_bytes(parameter: torch.Tensor) -> int:
@@ -87,7 +87,7 @@ def state_bytes(optimizers: Iterable[Any]) -> int:
     """
     optimizers = list(optimizers)
     values = (value for optimizer in optimizers for state in optimizer.state.values() for value in state.values())
-    masters = sum(optimizer.master_bytes for optimizer in optimizers if optimizer.has_masters)
+    masters: int = sum(optimizer.master_bytes for optimizer in optimizers if optimizer.has_masters)
     return masters + distinct_bytes(value for value in values if isinstance(value, torch.Tensor))
 
 

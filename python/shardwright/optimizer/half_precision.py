@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -237,7 +237,7 @@ class HalfPrecision(Optimizer):
             )
         return any(theirs for theirs, _, _ in notes)
 
-    def _problem(self, runtime: Runtime, parameters: list[torch.Tensor]) -> str | None:
+    def _problem(self, runtime: Runtime, parameters: Sequence[torch.Tensor]) -> str | None:
         """Return why the gradients cannot be used; None if they can."""
         scaling = runtime[LossScaling]
         if self._clipped and self._taken_of is not None:
@@ -264,7 +264,7 @@ class HalfPrecision(Optimizer):
             )
         return None
 
-    def _gradients_now(self, runtime: Runtime, parameters: list[torch.Tensor]) -> tuple[Any, ...]:
+    def _gradients_now(self, runtime: Runtime, parameters: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Describe the gradients of the parameters, so that a change is noticed."""
         gradients = [(_identity(one.grad), one.grad._version) for one in parameters if one.grad is not None]
         return runtime.step.number, runtime[LossScaling].backwards, gradients
