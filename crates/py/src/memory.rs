@@ -77,6 +77,7 @@ impl MemoryCategories {
     #[staticmethod]
     #[pyo3(signature = (*, parameter_bytes, gradient_bytes, buffer_bytes, activation_bytes, in_flight, optimizer_bytes,
         master_bytes, optimizer_shards))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
     fn expected(
         parameter_bytes: u64,
         gradient_bytes: u64,

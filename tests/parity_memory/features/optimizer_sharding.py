@@ -12,7 +12,7 @@ from . import activation_checkpointing
 NAME = "optimizer_sharding"
 SHARDED = (("shard_optimizer_state", True),)
 #: Optimizers by their names in ``tests/optimizer_sharding``; the last needs whole parameters.
-OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "adafactor")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "asgd", "adafactor")
 SCHEDULES = activation_checkpointing.SCHEDULES
 STATIC = activation_checkpointing.STATIC
 PLACES = ((1, 2), (2, 2), (1, 3))
