@@ -61,6 +61,7 @@ __all__ = [
     "in_flight",
     "is_schedule",
     "kept_by_others",
+    "map_large_allocations",
     "means",
     "memory_ids",
     "memory_limit",
@@ -871,16 +872,18 @@ class MemoryCategories:
     def expected(
         *,
         parameter_bytes: SupportsIndex,
-        trained_bytes: SupportsIndex,
+        gradient_bytes: SupportsIndex,
         buffer_bytes: SupportsIndex,
         activation_bytes: SupportsIndex | None,
         in_flight: SupportsIndex,
         optimizer_bytes: SupportsIndex | None,
+        master_bytes: SupportsIndex,
         optimizer_shards: SupportsIndex,
     ) -> MemoryCategories:
         """
         What is expected of a rank before it runs: with `activation_bytes` for each microbatch, of which `in_flight`
-        are kept at most, and an optimizer that keeps `optimizer_bytes` over `optimizer_shards` ranks.
+        are kept at most, and an optimizer that keeps `optimizer_bytes`, and master weights, over `optimizer_shards`
+        ranks.
         """
     @property
     def gradients(self, /) -> int | None: ...
@@ -2239,6 +2242,12 @@ def kept_by_others(aliases: list[torch.Tensor], count_uses: Callable[[int], int]
 
     `count_uses` is torch's function that tells how many tensors and Python objects have the memory of a `_cdata`;
     `own` is how many references to its Python object there are where only this function has one.
+    """
+
+def map_large_allocations(bytes: SupportsIndex) -> bool:
+    """
+    Has the C library keep allocations of so many bytes or more out of its heaps, and give them back to the system when
+    they are freed; returns whether it does.
     """
 
 def means(config: Config, world: SupportsIndex, local_size: SupportsIndex) -> tuple[int, bool, str | None]:

@@ -40,7 +40,7 @@ from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
-from shardwright.memory import Announcement, MemoryAccount, OutOfMemory
+from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_back_large
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.progress import DELAY_SECONDS, Progress
@@ -159,6 +159,7 @@ def _install(runtime: Runtime) -> None:
         )
     )
     if runtime.place.launch.world_size > 1:
+        give_back_large(runtime.place.device, os.environ)
         stall_reporter = StallReporter(runtime)
         stall_reporter.start()  # where no thread can be started, there is none to stop
         runtime.observer = stall_reporter
@@ -258,7 +259,7 @@ def _leave_process_groups(runtime: Runtime) -> None:
     group = runtime.find(TensorGroup)
     unfinished = [] if group is None else group.unfinished
     if unfinished or any(collectives.has_unfinished for collectives in runtime[ReplicaCollectives].all):
-        works = [work for collectives in runtime[ReplicaCollectives].all for work in collectives.works]
+        works = [work for collectives in runtime[ReplicaCollectives].all for work in collectives.works if work]
         groups = [one for one in unfinished if isinstance(one, dist.ProcessGroup)]
         _never_destroy([*runtime.process_groups.values(), *groups], [*works, *unfinished])
     elif runtime.owns_process_group and dist.is_initialized():

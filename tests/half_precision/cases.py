@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.half_precision.model import batch, loss_of, made, train
 from tests.half_precision.recipe import Recipe, Scale
+from tests.optimizer_sharding.shares import owned_elements
 
 #: The cases by name.
 CASES: dict[str, Callable[..., Any]] = {}
@@ -44,13 +45,15 @@ def dtype() -> torch.dtype:
     return torch.float16 if is_float16() else torch.bfloat16
 
 
-def divided(module: nn.Module) -> smp.DistributedModel:
-    """The model over the pipeline's ranks: blocks by halves, the rest on the first."""
+def divided(module: nn.Module, *, checkpointed: bool = False) -> smp.DistributedModel:
+    """The model over the pipeline's ranks: blocks by halves, the rest on the first; blocks may be checkpointed."""
     if smp.pp_size() > 1:
         smp.set_partition(module, 0)
         blocks = list(module.blocks)
         for block in blocks[len(blocks) // 2 :]:
             smp.set_partition(block, 1)
+    for block in module.blocks if checkpointed else ():
+        smp.set_activation_checkpointing(block)
     return smp.DistributedModel(module)
 
 
@@ -76,7 +79,13 @@ def check_crossed() -> None:
 
 
 @case
-def is_the_recipe(steps: int = 12, optimizer: str = "adamw", max_norm: float | None = None, bound: float = 0.0) -> Any:
+def is_the_recipe(
+    steps: int = 12,
+    optimizer: str = "adamw",
+    max_norm: float | None = None,
+    bound: float = 0.0,
+    checkpointed: bool = False,
+) -> Any:
     """Weights, masters, losses and scales are those of the recipe: bit for bit, or within a bound.
 
     With LAMB and clipping, norms are summed over ranks in another order than in one process.
@@ -87,7 +96,7 @@ def is_the_recipe(steps: int = 12, optimizer: str = "adamw", max_norm: float | N
     scale = Scale(DYNAMIC["init_scale"], window=int(DYNAMIC["scale_window"])) if is_float16() else None
     keys: dict[str, Any] = {"microbatches": microbatches, "scale": scale, "max_norm": max_norm, "wide_gradients": wide}
     recipe = Recipe(made(), dtype(), _OPTIMIZERS[optimizer], **keys)
-    model = divided(made())
+    model = divided(made(), checkpointed=checkpointed)
     ours = optimizer_of(model, optimizer)
     worst, overflows = 0.0, 0
     for number in range(steps):
@@ -114,7 +123,7 @@ def is_the_recipe(steps: int = 12, optimizer: str = "adamw", max_norm: float | N
     assert len(masters_of(ours)) == len(recipe.masters)
     check_crossed()
     assert worst <= bound, worst
-    return {"worst": worst, "overflows": overflows}
+    return {"worst": worst, "overflows": overflows, "owned": owned_elements(model)}
 
 
 @case
@@ -127,7 +136,7 @@ def learns_as_in_float32(steps: int = 200, bound: float = 0.003, marked: bool = 
         replaced = [one for one in model.tensor_parallelism_report() if one.substitute]
         assert len(replaced) == 17, model.tensor_parallelism_report()
     optimizer = optimizer_of(model)
-    ours, theirs = [], []
+    ours, theirs, overflows = [], [], 0
     replicas = smp.dp_size()
     for number in range(steps):
         optimizer.zero_grad()
@@ -139,6 +148,7 @@ def learns_as_in_float32(steps: int = 200, bound: float = 0.003, marked: bool = 
         whole.backward()
         if not optimizer.overflow:  # those of the reference would be a step ahead
             torch_optimizer.step()
+        overflows += optimizer.overflow
         ours.append(sum(every) / len(every))
         theirs.append(float(whole.detach()))
     differences = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
@@ -147,7 +157,10 @@ def learns_as_in_float32(steps: int = 200, bound: float = 0.003, marked: bool = 
     check_crossed()
     assert theirs[0] > 3 * last, "the reference does not learn"
     assert mean < bound, (mean, max(differences))
-    return {"mean": mean, "most": max(differences), "first": ours[0], "last": sum(ours[-20:]) / 20}
+    return {
+        **{"mean": mean, "most": max(differences), "first": ours[0], "last": sum(ours[-20:]) / 20},
+        **{"overflows": overflows, "owned": owned_elements(model)},
+    }
 
 
 @case
@@ -167,7 +180,7 @@ def an_overflow_on_one_rank_skips_on_all(
         spoils = 2 <= number < 2 + in_a_row
         if spoils and smp.rank() == bad:
             spoilt = (one for name, one in model.local_named_parameters() if name in shardings or not marked)
-            next(spoilt).grad[0] = math.inf
+            next(one.grad for one in spoilt if one.grad is not None).fill_(math.inf)
         before = {name: one.detach().clone() for name, one in model.local_named_parameters()}
         if clips:
             assert (optimizer.clip_master_grads(1.0) == -1.0) == spoils

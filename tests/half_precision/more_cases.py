@@ -340,3 +340,25 @@ def gradients_of_divided_modules_are_as_exact(slack: float = 2.0) -> Any:
         worst = max(worst, ours)
     assert divided_here > 5, "nothing is divided"
     return worst
+
+
+@case
+def masters_are_of_the_share() -> Any:
+    """Masters and state are those of a rank's share, and the account of memory expects as much."""
+    model = divided(made())
+    optimizer = optimizer_of(model, dynamic_loss_args={"init_scale": 2.0**8}) if is_float16() else optimizer_of(model)
+    optimizer.init_master_params()
+    train(model, batch(0, smp.dp_rank()))
+    optimizer.step()
+    assert not optimizer.overflow
+    elements = sum(parameter.numel() for parameter in model.local_parameters())
+    ranks = smp.dp_size() if smp.state.cfg.shard_optimizer_state else 1
+    even = elements * 4 / ranks
+    every = smp.allgather(optimizer.master_bytes, smp.DP_GROUP)
+    assert sum(every) == elements * 4 * smp.dp_size() / ranks, every
+    assert all(abs(one - even) <= 0.05 * even for one in every), (every, even)
+    account = smp.memory_report()[smp.rank()]
+    assert account["predicted"]["optimizer_state"] == 3 * even  # and two moments
+    assert abs(account["measured"]["optimizer_state"] - 3 * even) <= 0.05 * 3 * even
+    assert account["predicted"]["gradients"] == account["measured"]["gradients"] == 2 * elements
+    return every

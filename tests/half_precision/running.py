@@ -18,14 +18,18 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+def configuration(kind: str | None, keys: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a job in ``fp16`` or ``bf16``, or neither, in which sums have one order."""
+    # Gradients that are sent during backward are divided after their sum, which may overflow earlier.
+    order = {"deterministic_server": True, "overlapping_allreduce": False}
+    return {**({} if kind is None else {kind: True}), "microbatches": 2, **order, **keys}
+
+
 def run(
     case: str, layout: str, kind: str | None, config: dict[str, Any] | None = None, /, **parameters: Any
 ) -> list[Any]:
     """Run a case on every rank of a layout in ``fp16`` or ``bf16``, or neither; returns what each rank saw."""
     ranks, keys = LAYOUTS[layout]
-    # Gradients that are sent during backward are divided after their sum, which may overflow earlier.
-    order = {"deterministic_server": True, "overlapping_allreduce": False}
-    dtype = {} if kind is None else {kind: True}
-    given = {**dtype, "microbatches": 2, **order, **keys, **(config or {})}
+    given = configuration(kind, {**keys, **(config or {})})
     command = ("-m", "tests.half_precision.rank", case, json.dumps(given), json.dumps(parameters))
     return [json.loads(output.splitlines()[-1]) for output in outputs_of_ranks(*command, ranks=ranks)]

@@ -13,6 +13,7 @@ from shardwright.job.runtime import current_runtime
 from torch import nn
 
 from .problems import OPTIMIZERS, Reference, batch, built, groups_of, loss_of
+from .shares import whole_gradients
 
 #: Of a weight after some steps.
 TOLERANCE = 1e-10
@@ -60,19 +61,12 @@ class Pair:
 
     def check_gradients(self, what: str) -> None:
         """Every element's gradient is on its owner, and nowhere else."""
-        shards = current_runtime()[ParameterShards]
         expected = dict(self.reference.module.named_parameters())
-        for name, parameter in self.model.local_named_parameters():
-            slices = shards.of(parameter)
-            if slices is None:
-                continue
-            wanted, own = expected[name].grad, shards.own(parameter, smp.rank())
-            if own is None or wanted is None:
-                assert parameter.grad is None, f"{what}: gradient of {name}"
-                continue
-            masked = torch.zeros_like(wanted)
-            own.of(masked).copy_(own.of(wanted))
-            close(parameter.grad, masked, f"{what}: gradient of {name}")
+        for name, found in whole_gradients(self.model).items():
+            wanted = expected[name].grad
+            assert (found is None) == (wanted is None), f"{what}: gradient of {name}"
+            if found is not None and wanted is not None:
+                close(found, wanted, f"{what}: gradient of {name}")
 
 
 def _microbatches() -> int:

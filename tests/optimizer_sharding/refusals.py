@@ -184,7 +184,7 @@ def interrupted_gather(rank: int) -> None:
         return original(self, tensor, source)
 
     Collectives.start_broadcast = start_broadcast  # type: ignore[method-assign]
-    chunk_bytes, gather._CHUNK_BYTES = gather._CHUNK_BYTES, 200
+    chunk_bytes, gather.CHUNK_BYTES = gather.CHUNK_BYTES, 200
 
     def update() -> None:
         pair.optimizer.step()
@@ -195,7 +195,7 @@ def interrupted_gather(rank: int) -> None:
             update()
     finally:
         Collectives.start_broadcast = original  # type: ignore[method-assign]
-        gather._CHUNK_BYTES = chunk_bytes
+        gather.CHUNK_BYTES = chunk_bytes
     with pytest.raises((smp.PartialUpdateError, smp.RemoteError)):
         train(pair.model, batch(2, smp.dp_rank()))
     pair.model.load_state_dict(weights)

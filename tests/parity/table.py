@@ -23,6 +23,7 @@ class Outcome:
     Attributes:
         case: The case.
         worst: The largest relative error of any gradient, output, buffer or weight.
+        distance: How far training in half precision is from float32; None for other cases.
         holding: The global ranks that hold parameters.
         forward: Forward requests that crossed between ranks.
         backward: Backward requests that crossed.
@@ -37,6 +38,7 @@ class Outcome:
 
     case: Case
     worst: float = math.inf
+    distance: float | None = None
     holding: list[int] = field(default_factory=list)
     forward: int = 0
     backward: int = 0

@@ -10,7 +10,7 @@ from tests.parity.job import progress_bar, run_cases
 from tests.parity.pairwise import pairwise
 from tests.parity.table import conclude
 
-from .cases import DividedCase, PipelineCase, all_cases, factors, few
+from .cases import KINDS, all_cases, factors, few
 from .table import judge, render
 
 
@@ -27,7 +27,7 @@ def main() -> int:
         return print_names(cases)
     outcomes = []
     with progress_bar("parity-memory") as progress:
-        for kind in (PipelineCase, DividedCase):
+        for kind in KINDS:
             some = [case for case in cases if isinstance(case, kind)]
             outcomes += run_cases(
                 kind.__name__,

@@ -47,7 +47,30 @@ class DividedCase(TensorCase):
         return f"{super().name}-{self.how.replace(' ', '-')}"
 
 
-MemoryCase = PipelineCase | DividedCase
+@dataclass(frozen=True)
+class HalfCase(Case):
+    """Training in half precision: bit for bit the recipe of ``tests/half_precision``, and near float32.
+
+    Attributes:
+        tp: The tensor parallelism degree; its ranks count among the data-parallel ones.
+        feature: The feature's file in ``features``.
+        how: The dtype's key, and what is done beside it.
+    """
+
+    tp: int = 1
+    feature: str = ""
+    how: str = ""
+
+    @property
+    def more(self) -> list[str]:
+        """What is unusual about it, in words."""
+        steps = [f"{self.steps} steps", *([f"tp {self.tp}"] if self.tp > 1 else [])]
+        return [self.how, *steps, *super().more]
+
+
+MemoryCase = PipelineCase | DividedCase | HalfCase
+#: In the order of the table.
+KINDS = (PipelineCase, DividedCase, HalfCase)
 
 
 def all_cases() -> list[MemoryCase]:
@@ -55,7 +78,7 @@ def all_cases() -> list[MemoryCase]:
     found: list[MemoryCase] = []
     for module in pkgutil.iter_modules(features.__path__):
         found += importlib.import_module(f"{features.__name__}.{module.name}").CASES
-    return sorted(found, key=lambda case: (isinstance(case, DividedCase), case.topology))
+    return sorted(found, key=lambda case: (KINDS.index(type(case)), case.topology))
 
 
 def feature_of(case: MemoryCase) -> Any:
@@ -72,4 +95,5 @@ def factors(case: MemoryCase) -> list[Hashable]:
 def few(case: MemoryCase) -> list[Hashable]:
     """What a small choice of cases covers."""
     kind = type(case).__name__
-    return [(kind, case.feature, case.how), (case.feature, case.schedule), (kind, case.pp > 1, case.dp > 1)]
+    ways = [(kind, case.feature, way) for way in case.how.split(", ")]
+    return [*ways, (case.feature, case.schedule), (kind, case.pp > 1, case.dp > 1)]

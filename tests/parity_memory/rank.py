@@ -18,6 +18,7 @@ import torch
 from shardwright.execution import process, reproducible
 from shardwright.job.runtime import current_runtime
 
+from tests.optimizer_sharding.shares import owned_elements, whole_gradients
 from tests.parity import rank as of_pipelines
 from tests.parity.problem import Phase
 from tests.parity.reference import Expected, Reference
@@ -26,7 +27,7 @@ from tests.parity_tp import rank as of_tensors
 from tests.parity_tp.precision import compute_in_double
 
 from . import cases
-from .cases import DividedCase, MemoryCase, PipelineCase, feature_of
+from .cases import DividedCase, HalfCase, MemoryCase, PipelineCase, feature_of
 from .recomputed import Recomputed
 
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
@@ -77,6 +78,17 @@ class PipelineRun(of_pipelines.RankRun):
             feature_of(self.case).before_step(self.models, self.case, step)
         super()._run_phase(step, index, phase)
 
+    def _local(self, kind: str) -> dict[str, torch.Tensor | None]:
+        found = super()._local(kind)
+        for name, model in self.models.items() if kind == "gradients" else ():
+            found |= {f"{name}.{inner}": gradient for inner, gradient in whole_gradients(model).items()}
+        return found
+
+    @property
+    def owned(self) -> int:
+        """How many elements of parameters this rank owns among replicas."""
+        return sum(map(owned_elements, self.models.values()))
+
 
 class TensorRun(of_tensors.RankRun):
     """A case of tensor parallelism on one rank."""
@@ -88,6 +100,14 @@ class TensorRun(of_tensors.RankRun):
         feature_of(self.case).before_step({"model": self.model}, self.case, 0)
         super().run()
 
+    def _compare(self, found: Any, values: Any, where: str) -> None:
+        super()._compare(found | whole_gradients(self.model) if "gradient" in where else found, values, where)
+
+    @property
+    def owned(self) -> int:
+        """How many elements of parameters this rank owns among replicas."""
+        return owned_elements(self.model)
+
 
 def run_case(case: MemoryCase) -> dict[str, Any]:
     """Run one case in a job of its own within these processes; this rank's row."""
@@ -96,19 +116,21 @@ def run_case(case: MemoryCase) -> dict[str, Any]:
     started = time.monotonic()
     counted = Recomputed()
     try:
-        if isinstance(case, DividedCase):
-            smp.init(of_tensors.configuration(case))
+        if isinstance(case, HalfCase):
+            row = feature_of(case).row(case)
+        elif isinstance(case, DividedCase):
+            smp.init({**of_tensors.configuration(case), **dict(case.keys)})
             tensors = TensorRun(case)
             tensors.run()
             smp.barrier()
-            row = tensors.row(time.monotonic() - started)
+            row = {**tensors.row(time.monotonic() - started), "owned": tensors.owned}
         else:
-            problem = PROBLEMS[case.problem]
+            problem = feature_of(case).problem_of(case, PROBLEMS[case.problem])
             smp.init({**of_pipelines.configuration(case, problem), "reproducible_rng": True})
             pipeline = PipelineRun(case, problem)
             pipeline.run()
             smp.barrier()
-            row = pipeline.result(time.monotonic() - started)
+            row = {**pipeline.result(time.monotonic() - started), "owned": pipeline.owned}
     except Exception as error:
         traceback.print_exc()
         return row_of_failure(case.name, error)
@@ -124,7 +146,7 @@ def main() -> int:
     torch.set_num_threads(1)
     if kind is DividedCase:
         compute_in_double()
-    else:
+    elif kind is PipelineCase:
         torch.set_default_dtype(torch.float64)
     with (Path(sys.argv[3]) / f"{os.environ['RANK']}.jsonl").open("a") as rows:
         for case in todo:

@@ -13,13 +13,26 @@ import pytest
 from tests.covering import covering
 from tests.parity.job import ROOT
 
-from .cases import DividedCase, MemoryCase, PipelineCase, all_cases, few
+from .cases import DividedCase, HalfCase, MemoryCase, PipelineCase, all_cases, few
 from .features.activation_checkpointing import HOWS, SCHEDULES, STRATEGIES
+from .features.half_precision import LONG
+from .features.optimizer_sharding import OPTIMIZERS
 from .table import judge, render
 
 CASES = [
     PipelineCase("layers", 2, 1, "simple", 4, feature="activation_checkpointing", how="each"),
     DividedCase("GPT-2", 2, 2, "interleaved", 2, feature="activation_checkpointing", how="whole"),
+    PipelineCase("layers", 2, 2, "simple", 2, feature="optimizer_sharding", how="adamw, layers"),
+    HalfCase(
+        "language model",
+        2,
+        2,
+        "simple",
+        2,
+        steps=LONG,
+        feature="half_precision",
+        how="fp16, adamw, sharded, checkpointed",
+    ),
 ]
 
 
@@ -32,6 +45,9 @@ def row(**changes: Any) -> dict[str, Any]:
         "forward": 4,
         "backward": 4,
         "recomputed": 2,
+        "owned": 7,
+        "overflows": 3,
+        "distance": 1e-4,
     }
     return usual | changes
 
@@ -53,13 +69,45 @@ def test_the_table_has_every_strategy_schedule_and_degree() -> None:
     }
 
 
+def test_the_table_has_every_optimizer_dtype_and_pair_of_features() -> None:
+    cases = all_cases()
+    assert len({case.name for case in cases}) == len(cases) >= 150
+    sharding = [case for case in cases if case.feature == "optimizer_sharding"]
+    half = [case for case in cases if isinstance(case, HalfCase)]
+    assert len(sharding) + len(half) >= 45
+    assert {case.how.partition(", ")[0] for case in sharding} == {*OPTIMIZERS}
+    assert {(case.pp, case.dp) for case in sharding if isinstance(case, PipelineCase)} >= {
+        (1, 2),
+        (2, 2),
+        (1, 3),
+        (3, 2),
+    }
+    assert {(case.pp, case.tp, case.rdp) for case in sharding if isinstance(case, DividedCase)} == {
+        (1, 2, 1),
+        (2, 2, 1),
+        (1, 2, 2),
+    }
+    for kind in ("fp16", "bf16"):
+        assert {(case.pp, case.dp) for case in half if case.how == f"{kind}, adamw" and case.steps == LONG} == {
+            (1, 1),
+            (2, 1),
+            (1, 2),
+            (2, 2),
+        }
+        ways = {case.how.removeprefix(f"{kind}, adamw") for case in half}
+        assert ways >= {"", ", checkpointed", ", sharded", ", sharded, checkpointed"}
+
+
 def test_the_small_choice_has_every_way_of_every_feature() -> None:
+    def ways(cases: list[MemoryCase]) -> set[tuple[str, str]]:
+        return {(case.feature, way) for case in cases for way in case.how.split(", ")}
+
     chosen = covering(all_cases(), few)
-    assert len(chosen) < 25
-    assert {(case.feature, case.how) for case in chosen} == {(case.feature, case.how) for case in all_cases()}
+    assert len(chosen) < 35
+    assert ways(chosen) == ways(all_cases())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case).__name__)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{type(case).__name__} {case.feature}")
 @pytest.mark.parametrize(
     "changed",
     [
@@ -78,6 +126,13 @@ def test_a_case_fails_for_each_thing_that_can_be_wrong(case: MemoryCase, changed
     assert outcome.failures
     assert "FAILED" in render([outcome])
     assert judge(case, [row(), None]).failures
+
+
+@pytest.mark.parametrize("changed", [{"owned": 0}, {"overflows": 0}, {"distance": 0.1}])
+def test_sharding_and_half_precision_have_to_be_seen(changed: dict[str, Any]) -> None:
+    assert judge(CASES[3], [row(**changed)] * 4).failures
+    if "owned" in changed:
+        assert judge(CASES[2], [row(**changed)] * 4).failures
 
 
 def test_the_command_prints_a_table_and_counts() -> None:

@@ -41,6 +41,8 @@ FEATURES = (
     "evaluation steps",
     "updates between steps",
     "real processes",
+    "replicas",
+    "sharded optimizer state",
 )
 #: Those that must each occur in a good share of all programs.
 NEEDED = (
@@ -73,6 +75,7 @@ class Log:
         "modules",
         "ran",
         "retained",
+        "weight",
     )
 
     def __init__(self, *, plain: bool) -> None:
@@ -82,6 +85,8 @@ class Log:
         #: By name, gradients with the number of the library's step in which they came, and tensors likewise.
         self.hooks: dict[str, list[tuple[int, torch.Tensor]]] = collections.defaultdict(list)
         self.retained: dict[str, list[tuple[int, torch.Tensor]]] = collections.defaultdict(list)
+        #: What losses are multiplied by.
+        self.weight = 1.0
         #: The steps that were not taken back; in plain torch there is one, 0.
         self.ended: set[int] = {0}
         self.finals: dict[str, list[torch.Tensor | None]] = {}
@@ -129,10 +134,14 @@ class Log:
         """Gradients of hooks and kept ones by name, in an order that depends on neither engine nor schedule."""
         found: dict[str, list[torch.Tensor | None]] = {}
         for name, fired in self.hooks.items():
-            found[f"{name}, firing"] = [gradient for step, gradient in fired if step in self.ended]
+            found[f"{name}, firing"] = [self.unweighed(gradient) for step, gradient in fired if step in self.ended]
         for name, kept in self.retained.items():
-            found[f"{name}, number"] = [tensor.grad for step, tensor in kept if step in self.ended]
+            found[f"{name}, number"] = [self.unweighed(tensor.grad) for step, tensor in kept if step in self.ended]
         return found
+
+    def unweighed(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """A gradient of the loss itself."""
+        return gradient if gradient is None or self.weight == 1 else gradient / self.weight
 
     def changes(self, module: nn.Module) -> None:
         """A module changes its buffers."""

@@ -40,6 +40,8 @@ class Left:
         finals: What the model returned, and the gradients of its inputs, by microbatch.
         sent: How many requests it sent, by kind.
         steps: The numbers of the library's steps that were not taken back.
+        replica: The data-parallel replica of the rank.
+        shares: Gradients of which each replica has its share, by name.
     """
 
     values: dict[str, Any]
@@ -48,11 +50,29 @@ class Left:
     finals: dict[str, list[torch.Tensor | None]] = dataclasses.field(default_factory=dict)
     sent: dict[str, int] = dataclasses.field(default_factory=dict)
     steps: set[int] = dataclasses.field(default_factory=set)
+    replica: int = 0
+    shares: dict[str, torch.Tensor | None] = dataclasses.field(default_factory=dict)
 
     def add_log(self, log: Log) -> None:
         """Take over what a log has of the run."""
         log.ended |= self.steps
         self.seen, self.finals = log.seen(), log.finals
+
+
+def of_replicas(ranks: list[Left]) -> list[Outcome]:
+    """The outcome on each replica, with whole gradients.
+
+    Raises:
+        AssertionError: Two ranks of a replica hold the same.
+    """
+    whole: dict[str, torch.Tensor | None] = {}
+    for left in ranks:
+        for name, part in left.shares.items():
+            known = whole.get(name)
+            whole[name] = part if known is None else known if part is None else known + part
+    for left in ranks:
+        left.values |= {name: whole[name] for name in left.shares}
+    return [merged([one for one in ranks if one.replica == replica]) for replica in sorted({r.replica for r in ranks})]
 
 
 def merged(ranks: list[Left]) -> Outcome:

@@ -15,7 +15,7 @@ import shardwright.errors
 import torch
 
 from tests.jobs.ranks import forked_ranks
-from tests.programs.outcome import Left, Outcome, merged
+from tests.programs.outcome import Left, Outcome, of_replicas
 from tests.programs.program import Program
 from tests.programs.running import SECONDS
 
@@ -24,8 +24,8 @@ class RankError(Exception):
     """A rank ended in a way that is no exception of the library."""
 
 
-def run_in_processes(program: Program) -> tuple[Outcome, Counter[str]]:
-    """Run a program as a job of processes; the outcome, and how many requests of each kind were sent.
+def run_in_processes(program: Program) -> tuple[list[Outcome], Counter[str]]:
+    """Run a program as a job of processes; the outcome of each replica, and how many requests of each kind were sent.
 
     Raises:
         ShardwrightError: What a rank raised, the one that it arose on first.
@@ -38,7 +38,8 @@ def run_in_processes(program: Program) -> tuple[Outcome, Counter[str]]:
         outputs = Path(folder) / "output"
         with outputs.open("w") as output:
             command = ["-m", "tests.programs.rank", given]
-            ranks = forked_ranks(command, program.ranks, stdout=output, stderr=subprocess.STDOUT)
+            number = program.ranks * program.replicas
+            ranks = forked_ranks(command, number, stdout=output, stderr=subprocess.STDOUT)
             deadline = time.monotonic() + SECONDS
             try:
                 codes = [rank.wait(max(deadline - time.monotonic(), 0.01)) for rank in ranks]
@@ -48,7 +49,7 @@ def run_in_processes(program: Program) -> tuple[Outcome, Counter[str]]:
             finally:
                 for rank in ranks:
                     rank.kill()
-        results = [_result(given.with_name(f"rank{rank}.pt")) for rank in range(program.ranks)]
+        results = [_result(given.with_name(f"rank{rank}.pt")) for rank in range(number)]
         written = outputs.read_text()
     failed = [result for result in results if not isinstance(result, Left)]
     for result in sorted(failed, key=lambda result: result is not None and result["type"] == "RemoteError"):
@@ -59,7 +60,7 @@ def run_in_processes(program: Program) -> tuple[Outcome, Counter[str]]:
     sent: Counter[str] = Counter()
     for one in left:
         sent.update(one.sent)
-    return merged(left), sent
+    return of_replicas(left), sent
 
 
 def _result(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ class Program:
         updates: Whether weights change between steps.
         processes: Whether its ranks are processes of their own.
         checkpointed: The modules that are checkpointed, by path, each with the strategy of an ``nn.Sequential``.
+        replicas: How many data-parallel replicas it has, each of which trains on a multiple of the losses.
+        sharded: Whether their optimizer's state is sharded.
     """
 
     seed: str
@@ -66,6 +69,8 @@ class Program:
     updates: bool = False
     processes: bool = False
     checkpointed: dict[str, str] = dataclasses.field(default_factory=dict)
+    replicas: int = 1
+    sharded: bool = False
 
     def start(self) -> tuple[nn.Module, torch.Tensor]:
         """The model with its weights, and a batch: two inputs for each microbatch, one beside the other."""
@@ -112,7 +117,7 @@ class Program:
                 backward(root)
         elif roots and roots[0].requires_grad:
             backward(roots[0])
-        log.finals[index] += [tensor.grad for tensor in inputs]
+        log.finals[index] += [log.unweighed(tensor.grad) for tensor in inputs]
         return loss.detach()
 
     def evaluate(self, model: Any, batch: torch.Tensor, index: str) -> torch.Tensor:
@@ -124,7 +129,39 @@ class Program:
         return result
 
 
-def update(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Change a weight by its gradient, by no more than a little, and in a way that leaves small errors small."""
+def update(parameter: torch.Tensor, gradient: torch.Tensor, elementwise: bool) -> None:
+    """Change a weight by its gradient, by no more than a little, and in a way that leaves small errors small.
+
+    With ``elementwise`` the change of an element depends on nothing but its own gradient.
+    """
     with torch.no_grad():
-        parameter.sub_(0.05 * gradient / (1 + gradient.abs().max()) if gradient.numel() else gradient)
+        if gradient.numel():
+            gradient = gradient / (1 + (gradient.abs() if elementwise else gradient.abs().max()))
+        parameter.sub_(0.05 * gradient)
+
+
+class Updating(torch.optim.Optimizer):
+    """The same as an optimizer, for elements."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        """Update weights."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    update(parameter, parameter.grad, elementwise=True)
+
+
+def weighed(backward: Callable[..., None], weight: float) -> Callable[..., None]:
+    """A backward of a multiple of its roots."""
+
+    def run(roots: Any, gradients: list[torch.Tensor] | None = None) -> None:
+        if gradients is None:
+            backward(roots * weight)
+        else:
+            backward(roots, [gradient * weight for gradient in gradients])
+
+    return run

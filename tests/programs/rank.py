@@ -13,9 +13,10 @@ import shardwright as smp
 import torch
 from shardwright.execution.frame_table import FrameTable
 from shardwright.job.runtime import current_runtime
+from shardwright.optimizer.sharding import elementwise
 
 from tests.programs.log import Log, log_of_run
-from tests.programs.program import Program
+from tests.programs.program import Program, Updating
 from tests.programs.running import run_on_rank
 
 
@@ -26,7 +27,10 @@ def main(given: Path) -> None:
     program = Program(**json.loads(given.read_text()))
     # The first and second stall reports of a step that cannot go on come after seconds.
     limits = {"stall_report_seconds": 10, "stall_timeout_seconds": 30}
-    smp.init({"pipeline_parallel_degree": program.ranks, "ddp": False, **program.settings(), **limits})
+    replicas = {"ddp": program.replicas > 1, "shard_optimizer_state": program.sharded}
+    # As those of torch.optim that treat elements by themselves, so that ranks have parts of parameters.
+    elementwise._STATE_TENSORS[Updating] = lambda _: 1
+    smp.init({"pipeline_parallel_degree": program.ranks, **replicas, **program.settings(), **limits})
     runtime = current_runtime()
     file = given.with_name(f"rank{runtime.place.rank}.pt")
     log = log_of_run[0] = Log(plain=False)

@@ -9,6 +9,7 @@ from typing import Any
 import shardwright as smp
 import torch
 from shardwright import _core
+from shardwright.data_parallel.shards import ParameterShards
 from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.structure import structural_joins
@@ -20,11 +21,13 @@ from tests.frames.job import Job
 from tests.programs.blocks import Block
 from tests.programs.log import Log, log_of_run
 from tests.programs.outcome import Left, Outcome, merged
-from tests.programs.program import Program, update
+from tests.programs.program import Program, Updating, update, weighed
 from tests.state.keepers import Keeper, plain
 
 #: Longer than any program takes, also on a machine that has much else to do.
 SECONDS = 150.0
+#: What each replica multiplies losses by: 1 in the mean, and nothing by which numbers would be rounded otherwise.
+WEIGHTS = {1: (1.0,), 2: (4.0, -2.0)}
 _MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 #: Attributes of blocks that they may change.
 _OF_BLOCKS = ("number", "level", "past")
@@ -70,7 +73,7 @@ def run_plain(program: Program, rounding: int | None = None) -> tuple[Outcome, L
                 left.values[f"gradient of {name} in step {step}"] = gradient
                 parameter.grad = None
                 if gradient is not None:
-                    update(parameter, gradient)
+                    update(parameter, gradient, program.sharded)
             else:
                 parameter.grad = gradient if earlier is None else earlier if gradient is None else earlier + gradient
         for kind in program.evaluations_after(step):
@@ -125,11 +128,21 @@ def run_on_rank(program: Program, runtime: Runtime) -> Left:
     model = smp.DistributedModel(module)
     for path, strategy in program.checkpointed.items():
         smp.set_activation_checkpointing(module.get_submodule(path), strategy=strategy)
-    left, sent = Left({}, []), Counter[str]()
+    left, sent = Left({}, [], replica=smp.dp_rank()), Counter[str]()
+    optimizer = smp.DistributedOptimizer(Updating(model.parameters())) if program.sharded else None
+    weight = log_of_run[0].weight = WEIGHTS[program.replicas][left.replica]
+    backward = model.backward if weight == 1 else weighed(model.backward, weight)
+
+    def keep_gradients(when: str = "") -> None:
+        for name, parameter in module.named_parameters():
+            if not is_sentinel(parameter):
+                is_share = optimizer is not None and runtime[ParameterShards].assigned(parameter) is not None
+                gradient = None if parameter.grad is None else parameter.grad.clone()
+                (left.shares if is_share else left.values)[f"gradient of {name}{when}"] = gradient
 
     @smp.step(non_split_inputs=["step"])
     def train(batch: torch.Tensor, numbers: torch.Tensor, step: int) -> torch.Tensor:
-        return program.step(model, batch, f"step {step}, microbatch {int(numbers[0])}", model.backward)
+        return program.step(model, batch, f"step {step}, microbatch {int(numbers[0])}", backward)
 
     @smp.step(non_split_inputs=["after"])
     def evaluate(batch: torch.Tensor, numbers: torch.Tensor, after: str) -> torch.Tensor:
@@ -155,12 +168,12 @@ def run_on_rank(program: Program, runtime: Runtime) -> Left:
         batch = whole_batch.roll(step, 0) if program.updates else whole_batch
         note(train(batch, numbers, step).outputs)
         if program.updates:
-            for name, parameter in module.named_parameters():
-                if not is_sentinel(parameter):
-                    gradient = None if parameter.grad is None else parameter.grad.clone()
-                    left.values[f"gradient of {name} in step {step}"] = gradient
-                    if gradient is not None:
-                        update(parameter, gradient)
+            keep_gradients(f" in step {step}")
+            if optimizer is not None:
+                optimizer.step()
+            for parameter in () if optimizer is not None else model.local_parameters():
+                if parameter.grad is not None:
+                    update(parameter, parameter.grad, elementwise=False)
             model.zero_grad()
         for kind in program.evaluations_after(step):
             model.eval()
@@ -169,7 +182,7 @@ def run_on_rank(program: Program, runtime: Runtime) -> Left:
             model.train()
     held = (*module.named_parameters(), *module.named_buffers())
     if not program.updates:
-        left.values |= {f"gradient of {name}": p.grad for name, p in module.named_parameters() if not is_sentinel(p)}
+        keep_gradients()
     left.values |= {f"value of {name}": tensor.detach() for name, tensor in held if not is_sentinel(tensor)}
     left.values |= state_of(model.local_named_modules())
     left.sent = dict(sent)

@@ -60,11 +60,14 @@ def test_programs_that_once_went_wrong_are_exact_or_refused() -> None:
     assert not Summary(trials).failures, Summary(trials).table()
 
 
-def test_a_program_runs_in_real_processes() -> None:
+@pytest.mark.parametrize(("seed", "sharded"), [(5, False), (7, True)])
+def test_a_program_runs_in_real_processes_with_replicas(seed: int, sharded: bool) -> None:
     with jobs() as on:
-        (trial,) = try_seeds([5], on, wide=True, processes=1.0)
+        (trial,) = try_seeds([seed], on, wide=True, processes=1.0)
     assert trial.verdict == "exact", trial.why
     assert all(trial.crossed)
+    assert "replicas" in trial.features
+    assert ("sharded optimizer state" in trial.features) == sharded
 
 
 def test_noise_of_plain_torch_excuses_no_more_than_a_hundred_times_itself() -> None:

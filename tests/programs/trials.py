@@ -42,6 +42,8 @@ _PLAIN_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
 _MAX = 1e6
 #: How many programs have checkpointed modules.
 _CHECKPOINTED = 0.3
+#: How many of those in real processes have replicas, and in how many of these their optimizer's state is sharded.
+_REPLICATED, _SHARDED = 0.6, 0.5
 #: Verdicts in the order of the table.
 VERDICTS = ("exact", "refused", "wrong", "hung", "crashed")
 
@@ -106,6 +108,10 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
         generator = WideGenerator(text, processes) if wide else Generator(text)
         fields = generator.program()
         program = Program(seed=text, **fields)
+        if program.processes:
+            draw = random.Random(f"{text} replicated")
+            program.replicas = 2 if draw.random() < _REPLICATED else 1
+            program.sharded = program.replicas > 1 and draw.random() < _SHARDED
         try:
             plain, log = run_plain(program)
             if program.evaluations and any("cripted" in feature for feature in log.features):
@@ -125,6 +131,8 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
             (bool(program.checkpointed), "activation checkpointing"),
             (program.processes, "real processes"),
             (program.updates, "updates between steps"),
+            (program.replicas > 1, "replicas"),
+            (program.sharded, "sharded optimizer state"),
         ):
             if has:
                 log.saw(feature)
@@ -168,14 +176,16 @@ def try_program(program: Program, plain: Outcome, features: frozenset[str], on: 
     verdict, why, sent = "exact", "", Counter[str]()
     try:
         if program.processes:
-            divided, sent = run_in_processes(program)
+            outcomes, sent = run_in_processes(program)
         else:
             divided, sent = run_divided(program, on.of(program.ranks))
-        found = difference(plain, divided)
-        if found is not None:  # and not where plain torch itself gives so different values for so equal inputs
-            found = difference(plain, divided, [run_plain(program, number)[0] for number in range(3)])
-        if found is not None:
-            verdict, why = "wrong", found
+            outcomes = [divided]
+        for divided in outcomes:
+            found = difference(plain, divided)
+            if found is not None:  # and not where plain torch itself gives so different values for so equal inputs
+                found = difference(plain, divided, [run_plain(program, number)[0] for number in range(3)])
+            if found is not None:
+                verdict, why = "wrong", found
     except _REFUSALS as error:
         verdict, why = "refused", f"{type(error).__name__}: {error}"
     except (TimeoutError, StallError) as error:

@@ -7,7 +7,7 @@ pub struct Categories {
     pub parameters: Option<u64>,
     /// Of their gradients.
     pub gradients: Option<u64>,
-    /// Of the optimizer's tensors, such as momenta.
+    /// Of the optimizer's tensors, such as momenta, and of float32 master weights.
     pub optimizer_state: Option<u64>,
     /// Of what forwards keep for their backwards, at the most full moment of a step.
     pub activations: Option<u64>,
@@ -37,8 +37,8 @@ impl Categories {
 pub struct Expected {
     /// Bytes of its parameters.
     pub parameter_bytes: u64,
-    /// Of those, bytes of the ones that are trained.
-    pub trained_bytes: u64,
+    /// Bytes of the gradients of those that are trained.
+    pub gradient_bytes: u64,
     /// Bytes of its buffers.
     pub buffer_bytes: u64,
     /// Bytes that one microbatch's forward keeps on it; `None` without a trace.
@@ -47,6 +47,8 @@ pub struct Expected {
     pub in_flight: u32,
     /// Bytes that the optimizer will keep for them on all ranks; `None` for an unknown optimizer.
     pub optimizer_bytes: Option<u64>,
+    /// Bytes of the master weights that it will keep with them.
+    pub master_bytes: u64,
     /// Over how many ranks the optimizer's state is sharded.
     pub optimizer_shards: u32,
 }
@@ -55,11 +57,12 @@ impl Expected {
     /// The prediction. Communication depends on what crosses, and is not predicted.
     pub fn categories(&self) -> Categories {
         let shards = u64::from(self.optimizer_shards.max(1));
+        let share = |bytes: u64| bytes.saturating_add(self.master_bytes).div_ceil(shards);
         let kept = |bytes: u64| bytes.saturating_mul(u64::from(self.in_flight));
         Categories {
             parameters: Some(self.parameter_bytes),
-            gradients: Some(self.trained_bytes),
-            optimizer_state: self.optimizer_bytes.map(|bytes| bytes.div_ceil(shards)),
+            gradients: Some(self.gradient_bytes),
+            optimizer_state: self.optimizer_bytes.map(share),
             activations: self.activation_bytes.map(kept),
             buffers: Some(self.buffer_bytes),
             communication: None,

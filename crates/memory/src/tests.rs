@@ -42,20 +42,21 @@ fn saving(advice: &[Advice], setting: &str) -> Option<u64> {
 fn a_prediction_counts_each_category() {
     let expected = Expected {
         parameter_bytes: 10,
-        trained_bytes: 8,
+        gradient_bytes: 8,
         buffer_bytes: 3,
         activation_bytes: Some(7),
         in_flight: 3,
         optimizer_bytes: Some(16),
+        master_bytes: 10,
         optimizer_shards: 2,
     };
     let categories = expected.categories();
     assert_eq!(categories.parameters, Some(10));
     assert_eq!(categories.gradients, Some(8));
-    assert_eq!(categories.optimizer_state, Some(8));
+    assert_eq!(categories.optimizer_state, Some(13));
     assert_eq!(categories.activations, Some(21));
     assert_eq!(categories.buffers, Some(3));
-    assert_eq!(categories.total(), 50);
+    assert_eq!(categories.total(), 55);
 }
 
 #[test]
@@ -129,7 +130,10 @@ fn replicas_share_the_state_of_the_optimizer_where_that_is_built() {
     );
     assert_eq!(saving(&advice("{}", 1, 1), "shard_optimizer_state"), None);
     let half = advice(r#"{"ddp": true, "bf16": true}"#, 1, 2);
-    assert_eq!(saving(&half, "shard_optimizer_state"), None);
+    assert_eq!(
+        saving(&half, "shard_optimizer_state"),
+        built.then_some(100 * MIB)
+    );
 }
 
 proptest! {

@@ -66,7 +66,8 @@ mod _core {
     use crate::loss_scale::DynamicLossScale;
     #[pymodule_export]
     use crate::memory::{
-        MemoryCategories, MemoryMeter, heap_bytes, in_flight, memory_limit, process_memory,
+        MemoryCategories, MemoryMeter, heap_bytes, in_flight, map_large_allocations, memory_limit,
+        process_memory,
     };
     #[pymodule_export]
     use crate::modules::{owned_tensors, parameters_in_use};

@@ -72,26 +72,30 @@ impl MemoryCategories {
     }
 
     /// What is expected of a rank before it runs: with `activation_bytes` for each microbatch, of which `in_flight`
-    /// are kept at most, and an optimizer that keeps `optimizer_bytes` over `optimizer_shards` ranks.
+    /// are kept at most, and an optimizer that keeps `optimizer_bytes`, and master weights, over `optimizer_shards`
+    /// ranks.
     #[staticmethod]
-    #[pyo3(signature = (*, parameter_bytes, trained_bytes, buffer_bytes, activation_bytes, in_flight, optimizer_bytes,
-        optimizer_shards))]
+    #[pyo3(signature = (*, parameter_bytes, gradient_bytes, buffer_bytes, activation_bytes, in_flight, optimizer_bytes,
+        master_bytes, optimizer_shards))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
     fn expected(
         parameter_bytes: u64,
-        trained_bytes: u64,
+        gradient_bytes: u64,
         buffer_bytes: u64,
         activation_bytes: Option<u64>,
         in_flight: u32,
         optimizer_bytes: Option<u64>,
+        master_bytes: u64,
         optimizer_shards: u32,
     ) -> Self {
         let expected = Expected {
             parameter_bytes,
-            trained_bytes,
+            gradient_bytes,
             buffer_bytes,
             activation_bytes,
             in_flight,
             optimizer_bytes,
+            master_bytes,
             optimizer_shards,
         };
         expected.categories().into()
@@ -155,6 +159,13 @@ impl MemoryMeter {
 #[pyfunction]
 pub(crate) fn heap_bytes() -> Option<u64> {
     shardwright_system::heap_bytes()
+}
+
+/// Has the C library keep allocations of so many bytes or more out of its heaps, and give them back to the system when
+/// they are freed; returns whether it does.
+#[pyfunction]
+pub(crate) fn map_large_allocations(bytes: i32) -> bool {
+    shardwright_system::map_large_allocations(bytes)
 }
 
 /// Bytes of this process that are in memory, the most that ever were, and those shared with other processes; None where

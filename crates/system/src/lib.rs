@@ -7,5 +7,5 @@ pub mod raw;
 pub mod sync;
 
 pub use means::{Means, Plan, means};
-pub use memory::{ProcessMemory, heap_bytes, memory_limit, process_memory};
+pub use memory::{ProcessMemory, heap_bytes, map_large_allocations, memory_limit, process_memory};
 pub use owner::{Forked, Owner};

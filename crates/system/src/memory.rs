@@ -6,7 +6,7 @@ use std::fs::read_to_string;
 
 use rustix::process::{Resource, getrlimit};
 
-pub use raw::heap_bytes;
+pub use raw::{heap_bytes, map_large_allocations};
 
 /// Bytes of this process, as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn memory_limit() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ProcessMemory, heap_bytes, parse_status, process_memory};
+    use super::{ProcessMemory, heap_bytes, map_large_allocations, parse_status, process_memory};
 
     #[test]
     fn the_kernel_s_lines_are_read() {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allocated_is_counted() {
+    fn what_is_allocated_is_counted_and_what_is_large_given_back() {
         let (Some(before), Some(memory)) = (heap_bytes(), process_memory()) else {
             return; // another C library, or another system
         };
@@ -89,5 +89,16 @@ mod tests {
             "{before} {after} {}",
             held.len()
         );
+        drop(held);
+        if !map_large_allocations(1 << 20) {
+            return;
+        }
+        let resident = || process_memory().expect("as before").resident;
+        let held: Vec<_> = (0..8).map(|_| vec![1_u8; 16 << 20]).collect();
+        let small = vec![1_u8; 100 << 10]; // above the others, if they are in the heap
+        let full = resident();
+        drop(held);
+        assert!(resident() + (100 << 20) < full, "{} of {full}", resident());
+        drop(small);
     }
 }

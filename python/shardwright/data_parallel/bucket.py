@@ -74,9 +74,13 @@ class GradBucket:
             else:
                 parameter.grad.copy_(reduced)
 
+    def release(self) -> None:
+        """Free the memory, unless gradients are views of it."""
+        self._flat = self.work = None
+
     def clear(self) -> None:
         """Reset the bucket after a step."""
-        self._flat = self.work = None
+        self.release()
         self.late = False
 
 

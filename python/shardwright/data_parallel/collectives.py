@@ -18,6 +18,8 @@ from shardwright.job.runtime import Runtime
 _SETTLE_TIMEOUT_SECONDS = 2.0
 
 
+#: How many bytes are on their way at once where large numbers of collectives follow one another, and the size of each.
+WINDOW_BYTES, CHUNK_BYTES = 100 << 20, 25 << 20
 #: A collective: its kind, its number of elements, and the name of their dtype.
 _Issued = tuple[str, int, str]
 
@@ -56,7 +58,7 @@ class Collectives:
         self.ranks: list[int] = runtime.place.topology.group(group, runtime.place.rank)
         #: What was issued since the last step that ended well.
         self._issued: list[_Issued] = []
-        #: What was issued in a step that has not ended well.
+        #: What was issued in a step that has not ended well; None for what was waited for, whose memory may go.
         self.works: list[Any] = []
         #: How many collectives have begun in this job.
         self.begun = 0
@@ -105,8 +107,9 @@ class Collectives:
 
     def wait(self, work: Any) -> None:
         """Wait for a collective, watching for a failure elsewhere."""
-        number = self.begun - len(self.works) + 1 + next(n for n, other in enumerate(self.works) if other is work)
-        wait_collective(self._runtime, work, self.ranks, number)
+        place = next(n for n, other in enumerate(self.works) if other is work)
+        wait_collective(self._runtime, work, self.ranks, self.begun - len(self.works) + 1 + place)
+        self.works[place] = None
 
     def begin_step(self) -> None:
         """Finish the collectives of earlier failed steps.

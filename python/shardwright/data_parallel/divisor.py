@@ -20,43 +20,68 @@ _ABSENT, _UNWEIGHTED, _WEIGHTED = 0, 1, 2
 _CHANNEL = "weights"
 
 
+#: By the id of a model, how many buckets of its gradients were sent during backward, over each group.
+SentBuckets = Mapping[int, tuple[int, ...]]
+
+
 class Divisor(NamedTuple):
     """What this rank's gradients are divided by for the mean over microbatches.
 
     Attributes:
         value: The number of microbatches, or what makes the mean over all data-parallel ranks the weighted one.
         weighted: Whether weights were given.
+        sent: Which gradients each data-parallel rank has sent during backward, before it divided them.
     """
 
     value: float
     weighted: bool
+    sent: Mapping[int, SentBuckets]
 
 
-def agreed_divisor(runtime: Runtime) -> Divisor:
+class Note(NamedTuple):
+    """What a data-parallel rank says at the end of a training step.
+
+    Attributes:
+        kind: Whether it ran the step, and with weights.
+        total: The sum of its weights.
+        sent: Which gradients it has sent during backward.
+    """
+
+    kind: int
+    total: float
+    sent: SentBuckets
+
+
+def agreed_divisor(runtime: Runtime, sent: SentBuckets) -> Divisor:
     """What gradients are divided by, agreed on by the data-parallel ranks, which wait here for each other.
+
+    Args:
+        runtime: The rank.
+        sent: Which gradients it has sent during backward.
 
     Raises:
         ShardwrightError: Some of the replicas gave weights, and others did not.
     """
     own = runtime[StepWeights].total
     if runtime[ReplicaCollectives].dp is None or not torch.is_grad_enabled():
-        return Divisor(runtime.step.num_microbatches, False) if own is None else Divisor(own or 1.0, True)
-    totals = exchange(runtime, _UNWEIGHTED if own is None else _WEIGHTED, own or 0.0)
-    present = {rank: note for rank, note in zip(runtime.place.dp_ranks, totals, strict=True) if note[0] != _ABSENT}
-    without = [rank for rank, note in present.items() if note[0] == _UNWEIGHTED]
+        return Divisor(runtime.step.num_microbatches, False, {}) if own is None else Divisor(own or 1.0, True, {})
+    notes = exchange(runtime, Note(_UNWEIGHTED if own is None else _WEIGHTED, own or 0.0, sent))
+    all_sent = {rank: note.sent for rank, note in notes.items()}
+    present = [rank for rank, note in notes.items() if note.kind != _ABSENT]
+    without = [rank for rank in present if notes[rank].kind == _UNWEIGHTED]
     if 0 < len(without) < len(present):
         raise ShardwrightError(
-            f"step {runtime.step.number}: of the data-parallel ranks {list(present)}, {without} called model.backward "
+            f"step {runtime.step.number}: of the data-parallel ranks {present}, {without} called model.backward "
             "without a weight and the others with one; give weights on all of them or on none"
         )
     if without:
-        return Divisor(runtime.step.num_microbatches, False)
+        return Divisor(runtime.step.num_microbatches, False, all_sent)
     # Where nothing counts, as where no sample has a label, the sum of gradients is zero, and so is the mean.
-    return Divisor(math.fsum(total for _, total in totals) / len(totals) or 1.0, True)
+    return Divisor(math.fsum(note.total for note in notes.values()) / len(notes) or 1.0, True, all_sent)
 
 
-def exchange(runtime: Runtime, kind: int = _ABSENT, total: float = 0.0) -> list[tuple[int, float]]:
-    """Tell the data-parallel ranks the sum of this rank's weights; returns what each of them says, in their order.
+def exchange(runtime: Runtime, own: Note | None = None) -> dict[int, Note]:
+    """Tell the data-parallel ranks this rank's note, or that it has no batch; returns those of all, by rank.
 
     By messages and not by a collective, whose place among those that backward has begun would differ from rank to rank.
 
@@ -64,10 +89,11 @@ def exchange(runtime: Runtime, kind: int = _ABSENT, total: float = 0.0) -> list[
         ShardwrightError: Ranks have different owners of parameters, to whom gradients are to be reduced.
     """
     digests = runtime[ParameterShards].digests
-    said = exchange_in_step(runtime, runtime.place.other_roots(), _CHANNEL, (kind, total, *digests))
-    said[runtime.place.rank] = (kind, total, *digests)
-    check_digests(runtime, {rank: (over_dp, over_rdp) for rank, (_, _, over_dp, over_rdp) in said.items()})
-    return [said[rank][:2] for rank in runtime.place.dp_ranks]
+    note = Note(_ABSENT, 0.0, {}) if own is None else own
+    said = exchange_in_step(runtime, runtime.place.other_roots(), _CHANNEL, (digests, *note))
+    said[runtime.place.rank] = (digests, *note)
+    check_digests(runtime, {rank: theirs for rank, (theirs, *_) in said.items()})
+    return {rank: Note(*said[rank][1:]) for rank in runtime.place.dp_ranks}
 
 
 def check_digests(runtime: Runtime, digests: Mapping[int, tuple[str, str]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.data_parallel.bucket import GradBucket, make_buckets
-from shardwright.data_parallel.collectives import Collectives
+from shardwright.data_parallel.collectives import WINDOW_BYTES, Collectives
 from shardwright.data_parallel.shard_bucket import ShardBucket, make_shard_buckets
 from shardwright.data_parallel.shards import ParameterShards
 
@@ -29,6 +29,12 @@ class Reducer:
     one, and keeps none otherwise.
 
     The gradient of a parameter with owners is averaged on these only, and None elsewhere.
+
+    A bucket has memory from when it is filled until its sums are handed out, and only so many are on their way at once.
+    Those that are sent during backward are kept until it has ended, unless the sums belong to another rank.
+
+    Attributes:
+        sent: How many buckets were sent during the backward of this step.
     """
 
     def __init__(
@@ -51,8 +57,13 @@ class Reducer:
         self._counts: Counter[nn.Parameter] = Counter()
         self._expected: Counter[nn.Parameter] = Counter()
         self._ready: set[int] = set()
-        self._sent = 0
+        self.sent = 0
         self._listening = False
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks of the group."""
+        return self._collectives.ranks
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Reduce buckets with ``hook(state, bucket)``, which must average over ranks and microbatches."""
@@ -77,7 +88,7 @@ class Reducer:
                 self._listen()
         self._counts.clear()
         self._ready.clear()
-        self._sent = 0
+        self.sent = 0
         self._listening = self._overlap and may_overlap
         for bucket in self._buckets:
             bucket.clear()
@@ -116,13 +127,25 @@ class Reducer:
         if not self._listening:
             return
         for bucket in self._buckets_of.get(parameter, ()):
-            if bucket.work is not None:
+            if bucket.index() < self.sent:
                 bucket.late = True
             elif all(0 < self._expected[p] <= self._counts[p] for p in bucket.parameters()):
                 self._ready.add(bucket.index())
-        while self._sent < len(self._buckets) and self._sent in self._ready:
-            self._send(self._buckets[self._sent])
-            self._sent += 1
+        while self.sent < len(self._buckets) and self.sent in self._ready:
+            self._release_through()
+            self._send(self._buckets[self.sent])
+            self.sent += 1
+
+    def _release_through(self) -> None:
+        """Free the memory of what other ranks own and have got during backward."""
+        for bucket in self._buckets[: self.sent]:
+            if not self._is_own(bucket) and bucket.work is not None and bucket.work.is_completed():
+                self._await(bucket, 1)
+                bucket.release()
+
+    def _is_own(self, bucket: GradBucket) -> bool:
+        """Whether this rank gets the sums of a bucket."""
+        return not isinstance(bucket, ShardBucket) or bucket.owner == self._collectives.own_rank
 
     def _send(self, bucket: GradBucket) -> None:
         bucket.fill()
@@ -145,70 +168,83 @@ class Reducer:
         for bucket in self._buckets:
             bucket.clear()
 
-    def reduce(self, num_ranks: int, sent_divisor: float, as_views: bool) -> None:
+    def reduce(self, num_ranks: int, sent_divisor: float, as_views: bool, sent_anywhere: int) -> None:
         """Average ``.grad`` of the parameters over the group, as views of their buckets if ``as_views``.
 
         Sums are divided by ``num_ranks``, and what was sent during backward also by ``sent_divisor``, for the mean over
-        microbatches.
+        microbatches. The first ``sent_anywhere`` buckets were sent during backward on one of the ranks at least.
         """
         if not self._parameters:
             return
         self._listening = False
         self._expected = self._counts.copy()
-        sent_early = self._buckets[: self._sent]
-        for bucket in self._buckets[self._sent :]:
+        first, rest = self._buckets[:sent_anywhere], self._buckets[sent_anywhere:]
+        for bucket in first[self.sent :]:
             self._send(bucket)
-        used, again = self._compare_notes(sent_early)
+        used, again = self._compare_notes(first)
+        # Of these the gradients are needed until it is known that they need not be sent again; of the rest not.
+        to_read = Counter(one for bucket in self._buckets for one in bucket.parameters())
+        for bucket in first:
+            self._await(bucket, num_ranks * (sent_divisor if bucket.index() < self.sent else 1))
+            if bucket in again:
+                self._send(bucket)
+                self._await(bucket, num_ranks)
+            self._was_read(bucket, to_read)
+            self._hand_out(bucket, used, as_views)
+        under_way: deque[tuple[GradBucket, int]] = deque()
+        for bucket in rest:
+            self._send(bucket)
+            self._was_read(bucket, to_read)
+            under_way.append((bucket, bucket.buffer().nbytes))
+            while sum(nbytes for _, nbytes in under_way) > WINDOW_BYTES:
+                self._end(under_way.popleft()[0], num_ranks, used, as_views)
+        for bucket, _ in under_way:
+            self._end(bucket, num_ranks, used, as_views)
         for bucket in self._buckets:
-            self._await(bucket, num_ranks * (sent_divisor if bucket in sent_early else 1))
-            if bucket not in again and not isinstance(bucket, ShardBucket):
+            if isinstance(bucket, ShardBucket) and self._is_own(bucket):
                 bucket.hand_out(used, as_views)
-        for bucket in again:
-            bucket.clear()
-            self._send(bucket)
-            self._await(bucket, num_ranks)
-            if not isinstance(bucket, ShardBucket):
-                bucket.hand_out(used, as_views)
-        self._hand_out_shards(used, as_views)
+                bucket.release()
 
-    def _compare_notes(self, sent_early: list[GradBucket]) -> tuple[set[nn.Parameter], list[GradBucket]]:
-        """Find parameters with a gradient on any rank, and buckets that any rank sent too early."""
-        device = self._parameters[0].device
-        flags = [p.grad is not None for p in self._parameters] + [
-            bucket.late or bucket not in sent_early for bucket in self._buckets
-        ]
-        early = [bucket in sent_early for bucket in self._buckets]
-        notes = torch.tensor([*flags, *early], dtype=torch.uint8, device=device)
+    def _compare_notes(self, first: list[GradBucket]) -> tuple[set[nn.Parameter], list[GradBucket]]:
+        """Find parameters with a gradient on any rank, and those of the first buckets that any rank sent too early."""
+        flags = [p.grad is not None for p in self._parameters]
+        # Elsewhere at the end, and scaled already: the sums do not belong together.
+        spoiled = [bucket.late or bucket.index() >= self.sent for bucket in first]
+        notes = torch.tensor([*flags, *spoiled], dtype=torch.uint8, device=self._parameters[0].device)
         self._collectives.maximum(notes)
         anywhere = [bool(flag) for flag in notes.tolist()]
-        number = len(self._parameters)
         used = {p for p, flag in zip(self._parameters, anywhere, strict=False) if flag}
-        spoiled = anywhere[number : number + len(self._buckets)]
-        any_early = anywhere[number + len(self._buckets) :]
-        # Sent early somewhere, and elsewhere late or at the end (scaled already): the sums do not belong together.
-        again = [b for b, bad, sent in zip(self._buckets, spoiled, any_early, strict=True) if bad and sent]
-        return used, again
+        return used, [bucket for bucket, bad in zip(first, anywhere[len(flags) :], strict=True) if bad]
 
     def _await(self, bucket: GradBucket, divisor: float) -> None:
+        if bucket.work is None:  # others own it, and have got it
+            return
         if self._hook is not None:
             value = bucket.work.wait()
             bucket.set_buffer(value[0] if isinstance(value, (list, tuple)) else value)
         else:
             self._collectives.wait(bucket.work)
-            if not isinstance(bucket, ShardBucket) or bucket.owner == self._collectives.own_rank:
+            if self._is_own(bucket):
                 bucket.buffer().div_(divisor)
 
-    def _hand_out_shards(self, used: set[nn.Parameter], as_views: bool) -> None:
-        """Leave gradients with the owners only. Until here, all were needed in case they had to be sent again."""
-        buckets = [bucket for bucket in self._buckets if isinstance(bucket, ShardBucket)]
-        for bucket in buckets:
-            for parameter in bucket.parameters():
+    def _end(self, bucket: GradBucket, num_ranks: int, used: set[nn.Parameter], as_views: bool) -> None:
+        self._await(bucket, num_ranks)
+        self._hand_out(bucket, used, as_views)
+
+    def _hand_out(self, bucket: GradBucket, used: set[nn.Parameter], as_views: bool) -> None:
+        """Make the sums of a bucket its gradients and free it. Those of which ranks own parts are left to the end."""
+        if not isinstance(bucket, ShardBucket):
+            bucket.hand_out(used, as_views)
+        if not isinstance(bucket, ShardBucket) or not self._is_own(bucket):
+            bucket.release()
+
+    @staticmethod
+    def _was_read(bucket: GradBucket, to_read: Counter[nn.Parameter]) -> None:
+        """Drop the gradients of parameters with owners that no further bucket is filled from."""
+        for parameter in bucket.parameters():
+            to_read[parameter] -= 1
+            if not to_read[parameter] and isinstance(bucket, ShardBucket):
                 parameter.grad = None
-        for bucket in buckets:
-            if bucket.owner == self._collectives.own_rank:
-                bucket.hand_out(used, as_views)
-            else:
-                bucket.clear()
 
 
 class GradientListener:

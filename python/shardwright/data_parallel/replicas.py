@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
+from shardwright.data_parallel.collectives import CHUNK_BYTES, Collectives, ReplicaCollectives
 from shardwright.data_parallel.divisor import Divisor, exchange
 from shardwright.data_parallel.participants import ModelPart
 from shardwright.data_parallel.reducer import Reducer
@@ -113,13 +113,20 @@ class Replicas:
 
     @staticmethod
     def _broadcast(tensors: list[torch.Tensor], source: int, collectives: Collectives) -> None:
-        """Broadcast tensors from one rank, grouped by dtype."""
-        tensors = [tensor.data for tensor in tensors]
-        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for tensor in tensors:
-            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        """Broadcast tensors from one rank, several of a dtype at once."""
+        lists: list[list[torch.Tensor]] = []
+        open_lists: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        filled: dict[tuple[torch.dtype, torch.device], int] = {}
+        for tensor in (tensor.data for tensor in tensors):
+            kind = (tensor.dtype, tensor.device)
+            if kind not in open_lists or filled[kind] + tensor.nbytes > CHUNK_BYTES:
+                open_lists[kind] = []
+                filled[kind] = 0
+                lists.append(open_lists[kind])
+            open_lists[kind].append(tensor)
+            filled[kind] += tensor.nbytes
         with torch.no_grad():
-            for together in kinds.values():
+            for together in lists:
                 flat = torch.cat([tensor.reshape(-1) for tensor in together])
                 collectives.broadcast(flat, source)
                 for tensor, part in zip(together, torch.split(flat, [t.numel() for t in together]), strict=True):
@@ -177,6 +184,11 @@ class Replicas:
             source = None if self.join_state is None else self.join_state.active_ranks[0]
             self._equalise(self._buffers(), source)
 
+    @property
+    def sent_buckets(self) -> tuple[int, ...]:
+        """How many buckets were sent during backward, over DP_GROUP and over RDP_GROUP."""
+        return tuple(reducer.sent for reducer in self._reducers)
+
     def abandon_step(self) -> None:
         """Discard the gradients of a failed step."""
         for reducer in self._reducers:
@@ -198,16 +210,26 @@ class Replicas:
             present = runtime.place.dp_ranks if everyone or self.join_state is None else self.join_state.active_ranks
             as_views = bool(self._options["gradient_as_bucket_view"])
             sent_divisor = divisor.value if self.averages_microbatches else 1
-            self._reducer.reduce(len(present), sent_divisor, as_views)
+            sent = self._sent_anywhere(divisor)
+            self._reducer.reduce(len(present), sent_divisor, as_views, sent[0])
             reduce_sparse(self._sparse[0], self._collectives, len(present))
             self._leave_to_owners(self._sparse[0])
             if self._rdp_reducer is not None:
                 present = [rank for rank in present if rank in runtime.place.rdp_ranks]
-                self._rdp_reducer.reduce(max(1, len(present)), sent_divisor * runtime.place.tensor_divisor, as_views)
+                sent_divisor *= runtime.place.tensor_divisor
+                self._rdp_reducer.reduce(max(1, len(present)), sent_divisor, as_views, sent[1])
                 collectives = runtime[ReplicaCollectives].rdp
                 assert collectives is not None, "there is a reducer over it"
                 reduce_sparse(self._sparse[1], collectives, max(1, len(present)))
                 self._leave_to_owners(self._sparse[1])
+
+    def _sent_anywhere(self, divisor: Divisor) -> list[int]:
+        """The most buckets that any rank has sent during backward, for each reducer."""
+        model = self._placement.model_id
+        return [
+            max(divisor.sent.get(rank, {}).get(model, (0, 0))[number] for rank in reducer.ranks)
+            for number, reducer in enumerate(self._reducers)
+        ]
 
     def _leave_to_owners(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -260,8 +282,8 @@ class Replicas:
         assert self._reducer is not None, "only data-parallel ranks wait for each other"
         self._share_buffers()
         self._begin_reducers(parameters, False)
-        exchange(self._placement.runtime)
-        self.reduce_gradients(Divisor(1, False))
+        said = exchange(self._placement.runtime)
+        self.reduce_gradients(Divisor(1, False, {rank: note.sent for rank, note in said.items()}))
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
 

@@ -53,8 +53,6 @@ class ShardBucket(GradBucket):
                 whole = part.new_zeros(parameter.shape)
                 piece.of(whole).copy_(part)
                 parameter.grad = whole
-        if not as_views:
-            self.clear()
 
 
 def make_shard_buckets(

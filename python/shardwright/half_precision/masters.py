@@ -38,6 +38,11 @@ class Masters:
         #: The version of each parameter when its values were last those of its master.
         self._versions: dict[int, int] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the masters that have memory of their own."""
+        return sum(one.tensor.nbytes for one in self._masters.values() if one.is_copy)
+
     def of(self, parameter: torch.Tensor) -> nn.Parameter:
         """Return the master of a parameter; a new one has its values."""
         found = self._masters.get(id(parameter))
@@ -49,6 +54,25 @@ class Masters:
         self._masters[id(parameter)] = _Master(parameter, master)
         self._versions[id(parameter)] = parameter._version
         return master
+
+    @torch.no_grad()
+    def divide(self, parameter: torch.Tensor, kept: nn.Parameter | None, part: slice) -> None:
+        """Leave of the master of a parameter, if there is one, that of what this rank updates of it from now on.
+
+        Args:
+            parameter: The parameter.
+            kept: The parameter itself, or a 1-D part of it in the same memory; None for nothing.
+            part: The elements of the flattened parameter that ``kept`` has.
+        """
+        found = self._masters.get(id(parameter))
+        if found is None or found.parameter is not parameter or kept is parameter:
+            return
+        del self._masters[id(parameter)]
+        version = self._versions.pop(id(parameter))
+        if kept is not None:
+            if found.is_copy:
+                self.of(kept).copy_(found.tensor.reshape(-1)[part])
+            self._versions[id(kept)] = version
 
     def copies(self, parameters: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the place of each parameter that has a master of its own memory, and the master's values."""

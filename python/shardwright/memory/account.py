@@ -9,7 +9,13 @@ import torch
 
 from shardwright import _core
 from shardwright.execution.turn import Turn
-from shardwright.memory.optimizers import distinct_bytes, expected_bytes, state_bytes
+from shardwright.memory.optimizers import (
+    distinct_bytes,
+    expected_bytes,
+    expected_gradient_bytes,
+    expected_master_bytes,
+    state_bytes,
+)
 from shardwright.model.models import Models
 from shardwright.scheduling import RankMemory, Scheduling
 
@@ -157,11 +163,12 @@ class MemoryAccount:
                 slices.update((id(parameter), len(place.tp_ranks)) for parameter in over_rdp)
         return _core.MemoryCategories.expected(
             parameter_bytes=distinct_bytes(parameters),
-            trained_bytes=distinct_bytes(p for p in parameters if p.requires_grad),
+            gradient_bytes=expected_gradient_bytes(parameters),
             buffer_bytes=distinct_bytes(buffers),
             activation_bytes=self._activations_of_a_microbatch(),
             in_flight=in_flight,
             optimizer_bytes=expected_bytes(optimizers, slices) if optimizers else None,
+            master_bytes=expected_master_bytes(optimizers, slices),
             optimizer_shards=shards,
         )
 

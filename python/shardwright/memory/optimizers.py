@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from shardwright.half_precision import gradient_dtype
+from shardwright.half_precision.cast import HALF
+
 #: Tensors of the size of a parameter that an optimizer keeps for it, by the options of its group.
 _COPIES: Mapping[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], int]] = {
     torch.optim.SGD: lambda group: int(group["momentum"] != 0),
@@ -40,19 +43,52 @@ def expected_bytes(optimizers: Iterable[Any], slices: Mapping[int, int]) -> int 
         if copies is None:
             return None
         for group in optimizer.param_groups:
-            trained = (parameter for parameter in group["params"] if parameter.requires_grad)
-            total += copies(group) * sum(slices.get(id(one), 1) * nbytes(one) for one in trained)
+            for one in group["params"]:
+                if one.requires_grad:
+                    updated = _master_bytes(one) if _has_master(optimizer, one) else nbytes(one)
+                    total += copies(group) * slices.get(id(one), 1) * updated
     return total
 
 
+def expected_master_bytes(optimizers: Iterable[Any], slices: Mapping[int, int]) -> int:
+    """Return the bytes of the master weights that optimizers will keep; arguments as of :func:`expected_bytes`."""
+    return sum(
+        slices.get(id(one), 1) * _master_bytes(one)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if one.requires_grad and _has_master(optimizer, one)
+    )
+
+
+def _has_master(optimizer: Any, parameter: torch.Tensor) -> bool:
+    return bool(optimizer.has_masters) and parameter.dtype in HALF
+
+
+def _master_bytes(parameter: torch.Tensor) -> int:
+    return parameter.numel() * torch.float32.itemsize
+
+
+def expected_gradient_bytes(parameters: Iterable[torch.Tensor]) -> int:
+    """Return the bytes that the gradients of parameters will have.
+
+    Args:
+        parameters: The parameters, each counted once.
+    """
+    trained = {id(one): one for one in parameters if one.requires_grad}
+    return sum(one.numel() * gradient_dtype(one).itemsize for one in trained.values())
+
+
 def state_bytes(optimizers: Iterable[Any]) -> int:
-    """Return the bytes of the tensors in the state of optimizers.
+    """Return the bytes of the tensors in the state of optimizers, and of their master weights.
 
     Args:
         optimizers: The optimizers.
     """
+    optimizers = list(optimizers)
     values = (value for optimizer in optimizers for state in optimizer.state.values() for value in state.values())
-    return distinct_bytes(value for value in values if isinstance(value, torch.Tensor))
+    masters: int = sum(optimizer.master_bytes for optimizer in optimizers if optimizer.has_masters)
+    return masters + distinct_bytes(value for value in values if isinstance(value, torch.Tensor))
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:

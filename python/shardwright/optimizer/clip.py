@@ -5,11 +5,12 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Iterable
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from shardwright.data_parallel.shards import ParameterShards
+from shardwright.data_parallel.shards import ParameterShards, Slice
 from shardwright.errors import ConfigError
 from shardwright.half_precision import LossScaling
 from shardwright.job.ranks import MP_GROUP, WORLD, CommGroup
@@ -17,6 +18,8 @@ from shardwright.job.runtime import current_runtime, find_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
+
+Counted = TypeVar("Counted", bound=torch.Tensor)
 
 
 @torch.no_grad()
@@ -154,7 +157,7 @@ def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tens
     return list(distinct.values())
 
 
-def counted_here(parameters: list[torch.Tensor], norm_type: float, operation: str) -> list[torch.Tensor]:
+def counted_here(parameters: list[Counted], norm_type: float, operation: str) -> list[Counted]:
     """Select the parameters that no other tensor-parallel rank counts.
 
     Raises:
@@ -182,26 +185,43 @@ def counted_here(parameters: list[torch.Tensor], norm_type: float, operation: st
     return [one for one in parameters if id(one) in divided or is_owned_once(one)]
 
 
-def _own_gradients(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
-    """Select the gradients, or parts of them, that no other data-parallel rank counts."""
+def counted_over_replicas(
+    parameters: list[Counted], norm_type: float, operation: str
+) -> list[tuple[Counted, Slice | None]]:
+    """Select the parameters, or parts of them, that no other data-parallel rank counts, if optimizer state is sharded.
+
+    Args:
+        parameters: The parameters.
+        norm_type: The order of the norm.
+        operation: The name of the calling function, for error messages.
+
+    Returns:
+        Parameters, each with the part that counts; None for the whole.
+
+    Raises:
+        ConfigError: ``norm_type`` is not positive and ranks have parts of a parameter.
+    """
     runtime = current_runtime()
     shards, rank = runtime[ParameterShards], runtime.place.rank
-    found = []
+    found: list[tuple[Counted, Slice | None]] = []
     for parameter in parameters:
-        slices, gradient = shards.assigned(parameter), parameter.grad
+        slices = shards.assigned(parameter)
         if slices is not None and len(slices) > 1 and not norm_type > 0:
             raise ConfigError(
-                f"smp.clip_grad_norm_: norm_type is {norm_type}; with shard_optimizer_state it has to be positive: "
+                f"{operation}: norm_type is {norm_type}; with shard_optimizer_state it has to be positive: "
                 "other norms of a whole do not follow from those of its parts"
             )
         own = shards.own(parameter, rank)
-        if gradient is None or (slices is not None and own is None):
-            continue
         if own is not None and own.stop - own.start < parameter.numel():
-            found.append(own.of(gradient))
-        elif slices is not None or rank == runtime.place.rdp_ranks[0]:
-            found.append(gradient)
+            found.append((parameter, own))
+        elif own is not None or (slices is None and rank == runtime.place.rdp_ranks[0]):
+            found.append((parameter, None))
     return found
+
+
+def _own_gradients(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
+    counted = counted_over_replicas(parameters, norm_type, "smp.clip_grad_norm_")
+    return [one.grad if part is None else part.of(one.grad) for one, part in counted if one.grad is not None]
 
 
 def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from shardwright import logs
@@ -17,7 +19,10 @@ from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
-from shardwright.optimizer.clip import clip_gradients, counted_here
+from shardwright.optimizer.clip import clip_gradients, counted_here, counted_over_replicas
+
+if TYPE_CHECKING:
+    from shardwright.optimizer.sharding.share import Share
 
 #: In the state of a parameter.
 MASTER_KEY = "master_weight"
@@ -31,6 +36,9 @@ class HalfPrecision(Optimizer):
     take their place, so that the wrapped optimizer updates these in float32; the results are rounded to the model's
     dtype. In ``fp16``, ``model.backward`` multiplies the loss by :attr:`loss_scale`, and gradients are divided by it
     in float32. If a gradient overflows on any rank, all ranks skip the update.
+
+    With ``shard_optimizer_state`` a rank has masters of its share only: within the methods below, the groups hold what
+    it updates.
 
     Attributes:
         overflow: Whether a gradient was not finite in the last :meth:`step` (or :meth:`clip_master_grads` since), on
@@ -58,6 +66,15 @@ class HalfPrecision(Optimizer):
         self._stepped_after = 0
         if is_float16:
             current_runtime()[LossScaling].scaler = scaler
+
+    def _own_share(self) -> Share | None:
+        """Return what this rank updates, with ``shard_optimizer_state``: what ``smp.DistributedOptimizer`` says."""
+        return None
+
+    def _updating(self) -> contextlib.AbstractContextManager[None]:
+        """Let the groups hold what this rank updates, with its gradients, inside the block."""
+        share = self._own_share()
+        return contextlib.nullcontext() if share is None else share.updating(self)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -87,7 +104,8 @@ class HalfPrecision(Optimizer):
             ShardwrightError: See :meth:`step`.
         """
         self._clipped, self._taken_of = False, None
-        self._take_gradients("update_master_grads")
+        with self._updating():
+            self._take_gradients("update_master_grads")
 
     @torch.no_grad()
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
@@ -103,18 +121,23 @@ class HalfPrecision(Optimizer):
             The norm before clipping; -1.0 if a gradient overflowed on any rank (``fp16`` only).
 
         Raises:
-            ConfigError: ``norm_type`` is not positive and modules are divided over tensor-parallel ranks.
+            ConfigError: ``norm_type`` is not positive and modules are divided over tensor-parallel ranks, or parameters
+                over data-parallel ones.
             FrameError: Called inside a step function.
             ShardwrightError: See :meth:`step`.
         """
-        self.overflow = self._take_gradients("clip_master_grads")
+        operation, share = f"{self._name}.clip_master_grads", self._own_share()
+        counted = counted_here(list(self._parameters()), norm_type, operation)
+        if share is not None:
+            counted = [share.updated(one) for one, _ in counted_over_replicas(counted, norm_type, operation)]
+        with self._updating():
+            self.overflow = self._take_gradients("clip_master_grads")
+            gradients = self._masters.gradients(self._parameters())
         if self.overflow:
             return -1.0
-        parameters = list(self._parameters())
-        counted = self._masters.gradients(counted_here(parameters, norm_type, f"{self._name}.clip_master_grads"))
-        gradients = self._masters.gradients(parameters)
         self._clipped = True
-        return float(clip_gradients(gradients, counted, max_norm, norm_type, f"{self._name}.clip_master_grads"))
+        of_replicas, group = self._masters.gradients(counted), MP_GROUP if share is None else WORLD
+        return float(clip_gradients(gradients, of_replicas, max_norm, norm_type, operation, group=group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the model's parameters and of the masters.
@@ -141,11 +164,7 @@ class HalfPrecision(Optimizer):
             ShardwrightError: Gradients were changed after they were clipped, or they were not made by
                 ``model.backward``, which scales the loss, or ranks have different scales.
         """
-        if closure is not None:
-            raise ConfigError(
-                f"{self._name}.step was given a closure, which cannot be evaluated during an update of master weights: "
-                "compute the loss in a function with smp.step, and call step() without one"
-            )
+        self.refuse_closure(closure)
         self.overflow = self._take_gradients("step")
         scale = self._scaler.loss_scale
         # Before the update, which may fail on some ranks only.
@@ -160,6 +179,21 @@ class HalfPrecision(Optimizer):
             self._masters.copy_to_model()
         self._masters.drop_gradients()
         self._taken_of, self._clipped = None, False
+
+    def refuse_closure(self, closure: Callable[[], Any] | None) -> None:
+        """Raise if a closure is given; not for scripts.
+
+        Args:
+            closure: The closure.
+
+        Raises:
+            ConfigError: It is not None.
+        """
+        if closure is not None:
+            raise ConfigError(
+                f"{self._name}.step was given a closure, which cannot be evaluated during an update of master weights: "
+                "compute the loss in a function with smp.step, and call step() without one"
+            )
 
     def _tell_of_overflow(self, scale: float) -> None:
         if current_runtime().place.rank == 0:
@@ -203,7 +237,7 @@ class HalfPrecision(Optimizer):
             )
         return any(theirs for theirs, _, _ in notes)
 
-    def _problem(self, runtime: Runtime, parameters: list[torch.Tensor]) -> str | None:
+    def _problem(self, runtime: Runtime, parameters: Sequence[torch.Tensor]) -> str | None:
         """Return why the gradients cannot be used; None if they can."""
         scaling = runtime[LossScaling]
         if self._clipped and self._taken_of is not None:
@@ -230,12 +264,12 @@ class HalfPrecision(Optimizer):
             )
         return None
 
-    def _gradients_now(self, runtime: Runtime, parameters: list[torch.Tensor]) -> tuple[Any, ...]:
+    def _gradients_now(self, runtime: Runtime, parameters: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Describe the gradients of the parameters, so that a change is noticed."""
-        gradients = [(id(one.grad), one.grad._version) for one in parameters if one.grad is not None]
+        gradients = [(_identity(one.grad), one.grad._version) for one in parameters if one.grad is not None]
         return runtime.step.number, runtime[LossScaling].backwards, gradients
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
+    def _parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for group in self.param_groups for parameter in group["params"])
 
     @property
@@ -244,6 +278,11 @@ class HalfPrecision(Optimizer):
 
     # --- masters
 
+    @property
+    def master_bytes(self) -> int:
+        """The bytes of this rank's master weights."""
+        return self._masters.nbytes
+
     def init_master_params(self) -> None:
         """Create the masters of this rank's parameters, or set them to the parameters' values.
 
@@ -251,10 +290,11 @@ class HalfPrecision(Optimizer):
         a model that is not partitioned, get theirs later.
         """
         placed = {id(one) for placement in self._placed() for one in placement.owned_parameters()}
+        share = self._own_share()
         for parameter in self._parameters():
-            if id(parameter) in placed and parameter.requires_grad:
-                self._masters.of(parameter)
-        self._masters.take_from_model()
+            if id(parameter) in placed and parameter.requires_grad and (share is None or share.is_here(parameter)):
+                self._masters.of(parameter if share is None else share.updated(parameter))
+        self.reload_model_params()
 
     def reload_model_params(self) -> None:
         """Set the masters to the values of the model's parameters.
@@ -262,7 +302,12 @@ class HalfPrecision(Optimizer):
         Needed only after writing to ``parameter.data``: ``model.load_state_dict`` and in-place operations on parameters
         are noticed.
         """
-        self._masters.take_from_model()
+        with self._updating():
+            self._masters.take_from_model()
+
+    def divide_master(self, parameter: torch.Tensor, kept: nn.Parameter | None, part: slice) -> None:
+        """Leave of a parameter's master what this rank updates from now on; see ``Masters.divide``. Not for scripts."""
+        self._masters.divide(parameter, kept, part)
 
     def _placed(self) -> list[Any]:
         return [placement for placement in current_runtime()[Models].placements if placement.partitioned]
@@ -330,6 +375,11 @@ def _taken_apart(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, to
                 continue
         kept[key] = entry
     return kept, masters
+
+
+def _identity(gradient: torch.Tensor) -> int:
+    """What tells a gradient from another one; views of the same elements, such as a share is given, are the same."""
+    return gradient.data_ptr() if gradient.layout is torch.strided else id(gradient)
 
 
 def _group(runtime: Runtime) -> Any:

@@ -197,7 +197,8 @@ def _prepare(
 ) -> None:
     """Do everything that may still fail: average over microbatches and data-parallel ranks, and run hooks."""
     runtime.step.committing = True
-    divisor = agreed_divisor(runtime)
+    sent = {one.model_id: one.replicas.sent_buckets for one in taking_part}
+    divisor = agreed_divisor(runtime, {model: numbers for model, numbers in sent.items() if any(numbers)})
     if (labels := runtime[StepWeights].labels) is not None and runtime[StepWeights].is_plain:
         warn_of_labels(runtime, step, labels)
     transaction.prepare(divisor.value, runtime.place.tensor_divisor, in_place=len(runtime.place.dp_ranks) == 1)

@@ -1,6 +1,8 @@
 """The features. Each file has
 
 - ``CASES``, without torch;
+- ``problem_of(case, problem)``, which may change the problem;
 - ``before_step(models, case, step)``, which sets the feature on a rank's models before a step;
-- ``failure(case, rows)``, which says from the ranks' rows why it had not its effect, if so.
+- ``failure(case, rows)``, which says from the ranks' rows why it had not its effect, if so;
+- for a ``HalfCase``, in place of the first and second function, ``row(case)``, which runs it.
 """

@@ -77,6 +77,11 @@ def failure(case: MemoryCase, rows: list[dict[str, Any]]) -> str | None:
     return None
 
 
+def problem_of(case: MemoryCase, problem: Any) -> Any:
+    """The problem as it is."""
+    return problem
+
+
 def before_step(models: dict[str, Any], case: MemoryCase, step: int) -> None:
     """Mark modules of the models on this rank."""
     import shardwright as smp

@@ -2,8 +2,7 @@
 
 use super::ConfigError;
 
-/// Refuses keys that ask for two dtypes, or for float32 gradients where they are float32 anyway,
-/// or for master weights that are sharded.
+/// Refuses keys that ask for two dtypes, or for float32 gradients where they are float32 anyway.
 pub(super) fn check(is_on: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     for first in ["fp16", "fp16_params"] {
         if is_on(first) && is_on("bf16") {
@@ -13,11 +12,6 @@ pub(super) fn check(is_on: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     }
     if is_on("_fp32_grad_accumulation") && !is_on("fp16") && !is_on("bf16") {
         return Err(ConfigError::NeedsHalfPrecision);
-    }
-    for key in ["fp16", "bf16"] {
-        if is_on(key) && is_on("shard_optimizer_state") {
-            return Err(ConfigError::ShardedMasterWeights { key });
-        }
     }
     Ok(())
 }
@@ -54,13 +48,10 @@ mod tests {
     }
 
     #[test]
-    fn master_weights_are_not_sharded() {
-        let keys = |dtype: &str| json!({"ddp": true, "shard_optimizer_state": true, dtype: true});
-        for dtype in ["fp16", "bf16"] {
-            let text = refused(&keys(dtype));
-            let both = format!("{dtype:?} and \"shard_optimizer_state\" are both true");
-            assert!(text.contains(&both), "{text}");
+    fn master_weights_may_be_sharded() {
+        for dtype in ["fp16", "bf16", "fp16_params"] {
+            let keys = json!({"ddp": true, "shard_optimizer_state": true, dtype: true});
+            assert!(Config::parse(&keys.to_string()).is_ok());
         }
-        assert!(Config::parse(&keys("fp16_params").to_string()).is_ok());
     }
 }

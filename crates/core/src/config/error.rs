@@ -145,14 +145,6 @@ pub enum ConfigError {
         "the configuration key \"_fp32_grad_accumulation\" is true, which needs \"fp16\" or \"bf16\" to be true"
     )]
     NeedsHalfPrecision,
-    /// Sharded optimizer state with master weights.
-    #[error(
-        "the configuration keys {key:?} and \"shard_optimizer_state\" are both true; sharding of float32 master weights is not built yet: give one of them"
-    )]
-    ShardedMasterWeights {
-        /// The key of half precision.
-        key: &'static str,
-    },
     /// A key of data parallelism without data parallelism.
     #[error("the configuration key {key:?} is {value}, which needs \"ddp\" to be true")]
     NeedsDataParallelism {

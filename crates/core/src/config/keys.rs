@@ -66,7 +66,7 @@ pub const KEYS: &[ConfigKey] = &[
     torch("fp16", FLAG, Boolean(false), "", "train in float16: smp.DistributedModel casts the model, smp.DistributedOptimizer keeps float32 master weights and scales the loss"),
     torch("bf16", FLAG, Boolean(false), "", "train in bfloat16: as fp16, but the loss is not scaled"),
     torch("fp16_params", FLAG, Boolean(false), "", "create the parameters of distributed modules in float16, and leave everything else to the script; not with bf16"),
-    torch("shard_optimizer_state", FLAG, Boolean(false), "", "ranks that hold the same parameters each keep the optimizer state of a share of them, and get the gradients of that share only; updated parameters are gathered in optimizer.step(); needs ddp; not with fp16 or bf16"),
+    torch("shard_optimizer_state", FLAG, Boolean(false), "", "ranks that hold the same parameters each keep the optimizer state of a share of them, and get the gradients of that share only; updated parameters are gathered in optimizer.step(); needs ddp"),
     torch("offload_activations", FLAG, Boolean(false), "", "move checkpointed activations to host memory").not_built(NO_OFFLOADING),
     torch("activation_loading_horizon", POSITIVE, Integer(4), "tasks", "how many tasks ahead offloaded activations are fetched").not_built(NO_OFFLOADING),
     torch("prescaled_batch", FLAG, Boolean(false), "", "ranks of a TP_GROUP receive the same batch"),

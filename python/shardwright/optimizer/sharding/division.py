@@ -14,6 +14,8 @@ from shardwright import _core
 from shardwright.data_parallel.shards import ParameterShards, Slice
 from shardwright.data_parallel.sparse import sparse_parameters
 from shardwright.errors import ConfigError
+from shardwright.half_precision import half_dtype
+from shardwright.half_precision.cast import HALF
 from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.optimizer.sharding.elementwise import state_tensors
@@ -46,11 +48,13 @@ class Kind(NamedTuple):
         over_rdp: Whether they are divided over RDP_GROUP.
         state_tensors: How many tensors of a parameter's size the state has; None if that is unknown.
         trained: Whether they are trained, or frozen when the division is made.
+        has_masters: Whether master weights are updated in their place, which are part of the state.
     """
 
     over_rdp: bool
     state_tensors: int | None
     trained: bool
+    has_masters: bool
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ class Division:
             if how is None:
                 continue
             number = state_tensors(self._optimizer, member.group)
-            kind = Kind(how.over_rdp, number, member.parameter.requires_grad)
+            has_masters = half_dtype(self._runtime.place.cfg) is not None and member.parameter.dtype in HALF
+            kind = Kind(how.over_rdp, number, member.parameter.requires_grad, has_masters)
             if len(self.ranks(kind)) > 1:
                 kinds.setdefault(kind, []).append(member)
         divided = []

@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.data_parallel.collectives import Collectives
+from shardwright.data_parallel.collectives import CHUNK_BYTES, WINDOW_BYTES, Collectives
 from shardwright.data_parallel.shards import Slice
-
-#: How large a message gets, and how many bytes are on their way at once.
-_CHUNK_BYTES, _WINDOW_BYTES = 25 << 20, 100 << 20
 
 _Pieces = list[tuple[nn.Parameter, Slice]]
 
@@ -40,7 +37,7 @@ def gather_parameters(collectives: Collectives, updated: Iterable[tuple[nn.Param
             flat = torch.empty(numel, dtype=pieces[0][0].dtype, device=pieces[0][0].device)
         under_way.append((owner, pieces, flat, collectives.start_broadcast(flat, owner)))
         number_of_bytes += flat.nbytes
-        while number_of_bytes > _WINDOW_BYTES:
+        while number_of_bytes > WINDOW_BYTES:
             number_of_bytes -= _finish(collectives, *under_way.popleft())
     while under_way:
         _finish(collectives, *under_way.popleft())
@@ -69,7 +66,7 @@ def _chunks(updated: Iterable[tuple[nn.Parameter, Sequence[Slice]]]) -> Iterator
         for piece in slices:
             kind = (piece.owner, parameter.dtype, parameter.device)
             size = (piece.stop - piece.start) * parameter.element_size()
-            if kind not in open_lists or filled[kind] + size > _CHUNK_BYTES:
+            if kind not in open_lists or filled[kind] + size > CHUNK_BYTES:
                 open_lists[kind] = []
                 filled[kind] = 0
                 lists.append((piece.owner, open_lists[kind]))

@@ -15,6 +15,7 @@ from shardwright.data_parallel.shards import ParameterShards, Slice
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
+from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import GroupLayout
 from shardwright.optimizer.sharding.division import Division, Member, held_parameters
 
@@ -64,6 +65,10 @@ class Share:
             self._over_rdp[parameter] = held[id(parameter)].over_rdp
             if (state := optimizer.state.pop(parameter, None)) is not None:  # from before the division
                 self._take_state(optimizer, parameter, state)
+            if isinstance(optimizer, HalfPrecision):
+                own = self.own(parameter)
+                elements = slice(None) if own is None else slice(own.start, own.stop)
+                optimizer.divide_master(parameter, self.tensor(parameter), elements)
 
     def _take_state(self, optimizer: Optimizer, parameter: nn.Parameter, state: dict[str, Any]) -> None:
         tensor = self.tensor(parameter)
@@ -111,6 +116,12 @@ class Share:
             piece.grad_dtype = dtype
         return piece
 
+    def updated(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return what this rank updates of a parameter of which it updates something."""
+        tensor = self.tensor(parameter)
+        assert tensor is not None, "this rank updates some of it"
+        return tensor
+
     def is_here(self, parameter: nn.Parameter) -> bool:
         """Whether this rank updates any of a parameter."""
         slices = self.slices(parameter)
@@ -148,20 +159,30 @@ class Share:
                         "smp.DistributedOptimizer is created"
                     )
 
-    def take_gradients(self, optimizer: Optimizer) -> None:
+    @contextmanager
+    def updating(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let the optimizer's groups hold what this rank updates, with its gradients, inside the block.
+
+        Raises:
+            ConfigError: See :meth:`check`.
+        """
+        self.check(optimizer)
+        self._take_gradients(optimizer)
+        try:
+            with self.in_groups(optimizer):
+                yield
+        finally:
+            for piece in self._pieces.values():
+                piece.grad = None  # it keeps that of the parameter alive
+
+    def _take_gradients(self, optimizer: Optimizer) -> None:
         """Give parts of parameters their elements of the gradients."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 own = self.own(parameter)
                 if own is not None:
-                    piece = self.tensor(parameter)
-                    assert piece is not None, "a part is owned"
+                    piece = self.updated(parameter)
                     piece.grad = None if parameter.grad is None else own.of(parameter.grad.detach())
-
-    def drop_gradients(self) -> None:
-        """Drop the gradients of parts, which keep those of the parameters alive."""
-        for piece in self._pieces.values():
-            piece.grad = None
 
     @contextmanager
     def in_groups(self, optimizer: Optimizer) -> Iterator[None]:

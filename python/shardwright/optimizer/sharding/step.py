@@ -19,6 +19,7 @@ from shardwright.job.ranks import DP_GROUP
 from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
+from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.sharding.elementwise import changes_without_gradient
 from shardwright.optimizer.sharding.gather import gather_parameters
 from shardwright.optimizer.sharding.share import Share
@@ -61,6 +62,8 @@ def sharded_step(
     operation = f"{name} (smp.DistributedOptimizer {_number(runtime, optimizer)})"
     updates, digests = runtime[Updates], runtime[ParameterShards].digests
     over_dp, over_rdp = share.divided(optimizer)
+    if isinstance(optimizer, HalfPrecision):
+        optimizer.refuse_closure(closure)
     try:
         loss = None
         if closure is not None:
@@ -69,10 +72,10 @@ def sharded_step(
         share.check(optimizer)
         changed = [_changed(parameters, share, kind) for parameters in (over_dp, over_rdp)]
         updates.begins_share(optimizer)
-        share.take_gradients(optimizer)
-        with share.in_groups(optimizer):
+        with share.updating(optimizer):
             update(None if closure is None else _Called(loss, name))
-        share.drop_gradients()
+        if isinstance(optimizer, HalfPrecision) and optimizer.overflow:
+            changed = [bytes(len(parameters)) for parameters in (over_dp, over_rdp)]
     except BaseException:
         tell_gathering(operation, None, DP_GROUP)
         raise

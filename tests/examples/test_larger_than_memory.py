@@ -1,0 +1,23 @@
+"""A model that needs more memory than ranks may have trains with what saves memory, and runs out of memory without."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.examples.running import EXAMPLES
+from tests.jobs.ranks import run_ranks
+
+SCRIPT = EXAMPLES / "larger_than_memory.py"
+
+
+@pytest.mark.timeout(240)
+def test_it_trains_within_the_limit_only_with_what_saves_memory() -> None:
+    first, *others = run_ranks(SCRIPT, ranks=4)
+    assert [first.code, *(each.code for each in others)] == [0] * 4, first.err
+    assert "step 2: loss" in first.out
+    for each in run_ranks(SCRIPT, "--plain", ranks=4):
+        assert each.code != 0
+        assert "step 2: loss" not in each.out
+        assert "can't allocate memory" in each.err
+        assert "Memory of rank" in each.err
+        assert "smp.set_activation_checkpointing(module) for the layers" in each.err
