@@ -17,6 +17,7 @@ import shardwright as smp
 import torch
 from shardwright.execution import process, reproducible
 from shardwright.job.runtime import current_runtime
+from shardwright.offloading import OffloadedActivations, activations
 
 from tests.parity import rank as of_pipelines
 from tests.parity.problem import Phase
@@ -31,6 +32,8 @@ from .recomputed import Recomputed
 
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
 CASE_SECONDS = 120.0
+#: A forward waits until what it keeps has gone out, so that a test sees it come back.
+activations.MOST_OUTGOING_BYTES = 0
 
 
 class KeyedReference(Reference):
@@ -95,16 +98,17 @@ def run_case(case: MemoryCase) -> dict[str, Any]:
 
     started = time.monotonic()
     counted = Recomputed()
+    further = feature_of(case).configuration(case)
     try:
         if isinstance(case, DividedCase):
-            smp.init(of_tensors.configuration(case))
+            smp.init({**of_tensors.configuration(case), **further})
             tensors = TensorRun(case)
             tensors.run()
             smp.barrier()
             row = tensors.row(time.monotonic() - started)
         else:
             problem = PROBLEMS[case.problem]
-            smp.init({**of_pipelines.configuration(case, problem), "reproducible_rng": True})
+            smp.init({**of_pipelines.configuration(case, problem), "reproducible_rng": True, **further})
             pipeline = PipelineRun(case, problem)
             pipeline.run()
             smp.barrier()
@@ -114,7 +118,8 @@ def run_case(case: MemoryCase) -> dict[str, Any]:
         return row_of_failure(case.name, error)
     finally:
         recomputed = counted.end()
-    return {**row, "recomputed": recomputed}
+    offloaded = current_runtime().find(OffloadedActivations)
+    return {**row, "recomputed": recomputed, "offloaded": {} if offloaded is None else dict(offloaded.counts())}
 
 
 def main() -> int:

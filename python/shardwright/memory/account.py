@@ -87,9 +87,9 @@ class MemoryAccount:
             return
         self._trained = False
         self._meter = _core.MemoryMeter(in_use)
-        self._runtime[Turn].observer = self
+        self._runtime[Turn].observers.append(self)
 
-    def begins(self, phase: Phase) -> None:
+    def begins(self, phase: Phase, microbatch: int) -> None:
         """See a task begin, or the backward of one."""
         self._trained |= phase == "backward"
         if self._meter is not None and (in_use := self._in_use()) is not None:
@@ -111,7 +111,9 @@ class MemoryAccount:
     def leave_step(self) -> None:
         """End the measurement, however the step ended."""
         self._meter = None
-        self._runtime[Turn].observer = None
+        observers = self._runtime[Turn].observers
+        if self in observers:
+            observers.remove(self)
 
     def _in_use(self) -> int | None:
         device = self._runtime.place.device

@@ -1,6 +1,8 @@
 """The features. Each file has
 
 - ``CASES``, without torch;
+- ``ways(case)``, each of which is in a small choice of cases;
+- ``configuration(case)``, which are further configuration keys;
 - ``before_step(models, case, step)``, which sets the feature on a rank's models before a step;
 - ``failure(case, rows)``, which says from the ranks' rows why it had not its effect, if so.
 """
