@@ -17,6 +17,8 @@ pub struct Counts {
     pub waited: u64,
     /// For how long all of them waited, in nanoseconds.
     pub waited_ns: u64,
+    /// Tensors on their way, or waiting for it.
+    pub on_the_way: u64,
     /// Bytes in the storage.
     pub bytes: u64,
     /// The most bytes that were in the storage at once.

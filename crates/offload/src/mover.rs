@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(crate) loads: VecDeque<TensorId>,
     pub(crate) stores: VecDeque<TensorId>,
     pub(crate) outgoing: u64,
+    /// Whether the thread moves one that is in none of both.
+    pub(crate) moving: bool,
     /// How many transfers have ended.
     pub(crate) moved: u64,
     pub(crate) step: StepEpoch,
@@ -77,6 +79,7 @@ impl State {
             loads: VecDeque::new(),
             stores: VecDeque::new(),
             outgoing: 0,
+            moving: false,
             moved: 0,
             step: StepEpoch(0),
             error: None,
@@ -85,6 +88,13 @@ impl State {
             closed: false,
             ended: false,
         }
+    }
+}
+
+impl State {
+    /// How many tensors are on their way, or wait for it.
+    pub(crate) fn under_way(&self) -> u64 {
+        (self.loads.len() + self.stores.len() + usize::from(self.moving)) as u64
     }
 }
 
@@ -147,8 +157,10 @@ impl Shared {
         let mut state = self.lock();
         while !state.closed {
             state = if let Some(tensor) = state.loads.pop_front() {
+                state.moving = true;
                 self.load(state, tensor)
             } else if let Some(tensor) = state.stores.pop_front() {
+                state.moving = true;
                 self.store(state, tensor)
             } else {
                 wait(&self.work, state)
@@ -249,6 +261,7 @@ impl Shared {
     }
 
     fn has_moved<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.moving = false;
         state.moved += 1;
         self.obey(&mut state);
         self.done.notify_all();

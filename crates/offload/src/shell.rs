@@ -166,6 +166,7 @@ impl Offload {
     pub fn counts(&self) -> Result<Counts, OffloadError> {
         let state = self.enter()?;
         Ok(Counts {
+            on_the_way: state.under_way(),
             file_bytes: state.places.size,
             ..state.counts
         })

@@ -135,6 +135,7 @@ impl Offload {
             ("computed_again", counts.computed_again),
             ("waited", counts.waited),
             ("waited_ns", counts.waited_ns),
+            ("on_the_way", counts.on_the_way),
             ("bytes", counts.bytes),
             ("most_bytes", counts.most_bytes),
             ("file_bytes", counts.file_bytes),

@@ -11,6 +11,7 @@ from shardwright import _core
 from shardwright.execution.turn import Turn
 from shardwright.memory.optimizers import distinct_bytes, expected_bytes, state_bytes
 from shardwright.model.models import Models
+from shardwright.offloading import OffloadedActivations
 from shardwright.scheduling import Scheduling
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class RankAccount:
         predicted: Bytes by category; None where not known.
         measured: Likewise. Gradients and activations are those of one step: the most, between tasks.
         in_flight: The most microbatches in flight on it, as simulated.
+        offloaded: The most bytes of activations that were offloaded at once.
         resident: Of the process in host memory; None where the system does not tell.
         peak: The most that it had in host memory.
         limit: The least limit on the process's memory; None without one.
@@ -48,6 +50,7 @@ class RankAccount:
     predicted: dict[str, int | None]
     measured: dict[str, int | None]
     in_flight: int
+    offloaded: int
     resident: int | None
     peak: int | None
     limit: int | None
@@ -196,11 +199,16 @@ class MemoryAccount:
             predicted=predicted,
             measured=measured,
             in_flight=in_flight,
+            offloaded=self._offloaded(),
             resident=None if memory is None else memory[0],
             peak=None if memory is None else memory[1],
             limit=_core.memory_limit(),
             advice=advice,
         )
+
+    def _offloaded(self) -> int:
+        offloaded = self._runtime.find(OffloadedActivations)
+        return 0 if offloaded is None else offloaded.counts()["most_bytes"]
 
     def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         parameters: list[torch.Tensor] = []

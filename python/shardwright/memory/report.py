@@ -34,6 +34,7 @@ def memory_report() -> list[dict[str, Any]]:
         - ``measured``: those that the rank holds now. ``gradients`` and ``activations`` are those of the first step
           that trained: at its end, and the most between its tasks;
         - ``in_flight``: the most microbatches in flight on the rank, as simulated with stages of equal length;
+        - ``offloaded``: the most bytes of checkpointed activations that were offloaded at once;
         - ``resident``, ``peak``, ``limit``: the bytes of host memory that the process has, had at most, and may have;
         - ``advice``: tuples of a setting that would save memory, the estimated bytes, and its cost, the largest saving
           first.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
 #: How much may be on its way out at once, still in memory. A forward waits where the disk is slower than it.
-MOST_OUTGOING_BYTES = 16 << 20
+MOST_OUTGOING_BYTES = 4 << 20
 
 
 class OffloadedActivations:

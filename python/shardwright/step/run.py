@@ -257,6 +257,8 @@ def _run_alone(
         for runtime.step.microbatch, (part, keywords) in enumerate(parts):
             if reproducible_rng:
                 process.seed(microbatch_seed(runtime, 0, runtime.step.microbatch))
+            if offloaded is not None:
+                offloaded.begins("forward", runtime.step.microbatch)
             results.append(_finished(step, step.function(*part, **keywords)))
             recorder.next_microbatch()
         if (group := runtime.find(TensorGroup)) is not None:
