@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
+import tempfile
+import time
 from typing import Any
 
 from benches.memory.rows import ROWS, Row
@@ -24,7 +27,8 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     """Train as one row does, in a job of its own.
 
     Returns:
-        The name; the largest peak and optimizer state of a rank, in bytes; the median seconds of a step; and the loss.
+        The name; the largest peak, optimizer state and offloaded activations of a rank, in bytes; the median seconds of
+        a step; and the loss.
     """
     with Ranks("benches.memory.rank", row.name, environment=_ALLOCATOR) as job:
         job.ask(limit=LIMIT_SECONDS, do="build")
@@ -43,8 +47,27 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
             "peak_bytes": max(job.ask(do="peak_bytes")),
             "step_seconds": round(statistics.median(seconds), 3),
             "optimizer_bytes": max(job.ask(do="optimizer_bytes")),
+            "offloaded_bytes": max(job.ask(do="offloaded_bytes")),
             "loss": loss,
         }
+
+
+def disk_bandwidth(nbytes: int = 256 << 20) -> tuple[float, float]:
+    """Return the bytes a second that the disk of the temporary directory takes and gives, past the page cache."""
+    block = os.urandom(8 << 20)
+    with tempfile.TemporaryFile() as file:
+        began = time.monotonic()
+        for _ in range(nbytes // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        written = time.monotonic()
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        begin = time.monotonic()
+        while file.read(len(block)):
+            pass
+        return nbytes / (written - began), nbytes / (time.monotonic() - begin)
 
 
 def main() -> int:
@@ -61,15 +84,21 @@ def main() -> int:
         except RanksError as error:
             failed += 1
             print(f"\n{row.name}: {error}", file=sys.stderr)
-    print(f"{'':38}{'peak MiB':>12}{'optimizer MiB':>16}{'seconds':>10}{'loss':>10}")
+    print(f"{'':42}{'peak MiB':>12}{'optimizer MiB':>16}{'offloaded MiB':>16}{'seconds':>10}{'loss':>10}")
     for found in rows:
-        peak, state = (found[key] / (1 << 20) for key in ("peak_bytes", "optimizer_bytes"))
-        print(f"{found['name']:38}{peak:12.0f}{state:16.1f}{found['step_seconds']:10.2f}{found['loss']:10.5f}")
+        sizes = (found[key] / (1 << 20) for key in ("peak_bytes", "optimizer_bytes", "offloaded_bytes"))
+        peak, state, out = sizes
+        print(
+            f"{found['name']:42}{peak:12.0f}{state:16.1f}{out:16.1f}{found['step_seconds']:10.2f}{found['loss']:10.5f}"
+        )
+    writes, reads = (each / (1 << 20) for each in disk_bandwidth())
+    print(f"the disk of {tempfile.gettempdir()} writes {writes:.0f} MiB/s and reads {reads:.0f} MiB/s")
     for found in rows:
         if abs(found["loss"] / rows[0]["loss"] - 1) > TOLERANCE:
             failed += 1
             print(f"{found['name']}: the loss differs from that of {rows[0]['name']}")
-    print(json.dumps({"rows": rows, "failed": failed}), flush=True)
+    disk = {"write_mib_per_second": round(writes), "read_mib_per_second": round(reads)}
+    print(json.dumps({"rows": rows, "disk": disk, "failed": failed}), flush=True)
     return int(failed > 0)
 
 

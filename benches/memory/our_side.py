@@ -52,6 +52,11 @@ class Shardwright:
         found: int = smp.memory_report()[smp.rank()]["measured"]["optimizer_state"]
         return found
 
+    def offloaded_bytes(self) -> int:
+        """The most bytes of activations that were offloaded at once on this rank."""
+        found: int = smp.memory_report()[smp.rank()]["offloaded"]
+        return found
+
     def barrier(self) -> None:
         """Wait for the other rank."""
         smp.barrier()

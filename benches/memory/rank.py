@@ -57,6 +57,11 @@ class Training:
         found: int = self._made.optimizer_bytes()
         return found
 
+    def offloaded_bytes(self) -> int:
+        """The most bytes of activations that were offloaded at once."""
+        found: int = self._made.offloaded_bytes()
+        return found
+
     def close(self) -> None:
         """Leave."""
         if self._made is not None:

@@ -24,6 +24,16 @@ class Row:
 ROWS = (
     Row("pipeline 2", "ours", {"pipeline_parallel_degree": 2}),
     Row("pipeline 2, checkpointing", "ours", {"pipeline_parallel_degree": 2, "checkpointing": True}),
+    Row(
+        "pipeline 2, checkpointing, disk offload",
+        "ours",
+        {
+            "pipeline_parallel_degree": 2,
+            "checkpointing": True,
+            "offload_activations": "disk",
+            "activation_loading_horizon": 2,
+        },
+    ),
     Row("data parallel 2", "ours", {"ddp": True}),
     Row("data parallel 2, checkpointing", "ours", {"ddp": True, "checkpointing": True}),
     Row("data parallel 2, optimizer sharding", "ours", {"ddp": True, "shard_optimizer_state": True}),

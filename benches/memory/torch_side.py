@@ -62,6 +62,10 @@ class Torch:
         local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
         return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
+    def offloaded_bytes(self) -> int:
+        """None are."""
+        return 0
+
     def barrier(self) -> None:
         """Wait for the other rank."""
         dist.barrier()

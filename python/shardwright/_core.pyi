@@ -33,6 +33,8 @@ __all__ = [
     "MemoryCategories",
     "MemoryMeter",
     "Node",
+    "Offload",
+    "OffloadedCall",
     "Place",
     "Recipe",
     "Rendezvous",
@@ -95,6 +97,10 @@ class AloneRecorder:
         """
         The first microbatch of a step starts.
         """
+    def clock_ns(self, /) -> int:
+        """
+        The time, for `recomputed`.
+        """
     def commit(self, /) -> None:
         """
         The step's gradients are finished: it has ended well.
@@ -118,6 +124,10 @@ class AloneRecorder:
     def passed_forward(self, /) -> None:
         """
         What ran since the last call was forward work.
+        """
+    def recomputed(self, began_ns: SupportsIndex, /) -> None:
+        """
+        A checkpointed module was computed again since then.
         """
     def take_trace(self, rank: SupportsIndex, /) -> Timeline:
         """
@@ -1023,6 +1033,90 @@ class Node:
         """
 
 @final
+class Offload:
+    """
+    The offloaded activations of a rank, in a file or in a pool of host memory, and the thread that moves them.
+    """
+    def __new__(
+        cls,
+        /,
+        *,
+        rank: SupportsIndex,
+        horizon: SupportsIndex,
+        directory: str | PathLike[str] | None,
+        most_outgoing: SupportsIndex,
+        timeout_seconds: SupportsFloat | SupportsIndex,
+    ) -> Offload:
+        """
+        Make the storage of a rank: a file in `directory`, or with None a pool of host memory.
+
+        `most_outgoing` bytes may be on their way out at once. Raises `OffloadError` where no file can be made.
+        """
+    def add_call(self, /, microbatch: SupportsIndex, module: str) -> OffloadedCall:
+        """
+        A checkpointed call begins; `module` names in errors and timelines what was called.
+        """
+    def begin_step(
+        self,
+        /,
+        *,
+        step: SupportsIndex,
+        schedule: str,
+        ranks: SupportsIndex,
+        pp_rank: SupportsIndex,
+        microbatches: SupportsIndex,
+        one_at_a_time: bool,
+    ) -> None:
+        """
+        A step begins under a schedule, given as text, on a pipeline of `ranks`, of which this one is `pp_rank`.
+
+        With `one_at_a_time` microbatches run one after another, whatever the schedule.
+        """
+    def begin_task(self, /, microbatch: SupportsIndex, *, backward: bool) -> None:
+        """
+        The rank begins a task of a microbatch, or goes on with it.
+        """
+    def close(self, /) -> None:
+        """
+        End the thread. What is kept is lost.
+        """
+    def counts(self, /) -> dict[str, int]:
+        """
+        What has been moved since the start: tensors and bytes out and back, calls that had to wait, and the most bytes that
+        were out at once.
+        """
+    def keep_trace(self, on: bool, /) -> None:
+        """
+        Keep records of transfers from now on, or keep none.
+        """
+    def stays_in_memory(self, /) -> bool:
+        """
+        Whether what goes out stays in memory, so that nothing is saved.
+        """
+    def take_trace(self, /) -> Timeline:
+        """
+        The records since the last call.
+        """
+
+@final
+class OffloadedCall:
+    """
+    What one checkpointed call keeps. It is given up with this object.
+    """
+    def add(self, address: SupportsIndex, nbytes: SupportsIndex, /) -> int:
+        """
+        Keep a copy of the bytes of a dense tensor in host memory, and return its number.
+        """
+    def share(self, tensor: SupportsIndex, /) -> bool:
+        """
+        Keep a tensor that other calls keep; false where none does any more.
+        """
+    def take(self, /) -> list[tuple[int, object]]:
+        """
+        The tensors by number, as capsules of bytes that must not be written to. Waits for those that are not back.
+        """
+
+@final
 class Place:
     """
     Where a request is made: of which model, for which microbatch, and as which call.
@@ -1405,6 +1499,10 @@ class Server:
         `needed` are ranks that take part in what is waited for: that one of them has left the
         job in good order is a failure too, if it stays unfinished for 2 s after.
         """
+    def clock_ns(self, /) -> int:
+        """
+        The time, for `recomputed`.
+        """
     def close(self, /) -> None:
         """
         End the server: idle workers get None as their next task. A second call does nothing.
@@ -1495,6 +1593,10 @@ class Server:
     def quiet(self, /) -> float:
         """
         For how many seconds nothing in the job has made progress, as far as this rank knows.
+        """
+    def recomputed(self, worker: SupportsIndex, began_ns: SupportsIndex, /) -> None:
+        """
+        Record that a worker has computed a checkpointed module again since then.
         """
     def release(self, /, holder: SupportsIndex, requests: SupportsGetItem[int, SupportsIndex]) -> None:
         """

@@ -40,6 +40,10 @@ class NotOwnedError(ShardwrightError):
     """A parameter, buffer, gradient or attribute whose values are on another rank was used."""
 
 
+class OffloadError(ShardwrightError):
+    """Activations could not be offloaded, or not be read back: a disk is full, broken, or does not answer."""
+
+
 class StallError(ShardwrightError):
     """All ranks wait for each other, or no rank has made progress for ``stall_timeout_seconds``."""
 

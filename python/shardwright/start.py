@@ -43,6 +43,7 @@ from shardwright.job.wrapped import WrappedModels
 from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_back_large
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
+from shardwright.offloading import OffloadedActivations
 from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
 from shardwright.stalls.reporter import StallReporter
@@ -50,6 +51,7 @@ from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.timeline import TraceSources
 
 _TRACE_CAPACITY = 1 << 16
 #: How often a rank that is about to leave checks whether others still need it.
@@ -125,6 +127,7 @@ def add_parts(runtime: Runtime) -> None:
     """Add what the layers keep for a rank, the lowest first."""
     place = runtime.place
     runtime.add(_core.AloneRecorder())
+    runtime.add(TraceSources())
     runtime.add(Gathers())
     runtime.add(Scheduling(place.cfg, place.pp_rank, place.pp_size))
     runtime.add(StepWeights(place.rank, place.cfg.microbatches))
@@ -133,6 +136,11 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(ParameterShards())
     runtime.add(Leaves())
     runtime.installed.callback(runtime.add(Turn()).attributes.close)
+    if place.cfg.offload_activations:
+        offloaded = runtime.add(OffloadedActivations(runtime))
+        runtime[TraceSources].all.append(offloaded)
+        runtime[Turn].observers.append(offloaded)
+        runtime.installed.callback(offloaded.close)
     runtime.add(FrameTable())
     runtime.add(sites_of(place.cfg))
     runtime.add(StateOrder())

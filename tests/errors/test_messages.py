@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -207,6 +208,24 @@ def _step(server: Any, name: str) -> None:
         assert event.kind in (_core.EventKind.STALL_REPORT, _core.EventKind.START_WORKER), event.kind
 
 
+def directory_that_is_not_there() -> None:
+    _core.Offload(rank=1, horizon=4, directory="/no/such/disk", most_outgoing=0, timeout_seconds=1.0)
+
+
+def disk_that_is_full() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    kept = torch.ones(64 << 10, dtype=torch.uint8)
+    offload = _core.Offload(rank=1, horizon=1, directory="/tmp", most_outgoing=0, timeout_seconds=20.0)
+    calls = [offload.add_call(microbatch, "module 'layers.5' (a Linear)") for microbatch in range(3)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        for call in calls:
+            call.add(kept.data_ptr(), kept.numel())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        offload.close()
+
+
 def nothing_moves() -> None:
     servers(lambda server, rank: _step(server, "script.train_step"))
 
@@ -222,6 +241,7 @@ MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.UnsupportedValueError: (value_of_an_unknown_type, object_of_a_class_that_was_not_registered_here),
     errors.FrameError: (write_to_a_tensor_that_a_module_kept, trained_tensor_outside_the_model),
     errors.NotOwnedError: (computing_with_a_weight_elsewhere, hook_on_a_parameter_elsewhere_in_a_step),
+    errors.OffloadError: (directory_that_is_not_there, disk_that_is_full),
     errors.StallError: (nothing_moves,),
     errors.StepMismatchError: (different_step_functions,),
     errors.PartialUpdateError: (weights_updated_on_some_ranks_only, signal_between_updates),

@@ -95,5 +95,5 @@ def factors(case: MemoryCase) -> list[Hashable]:
 def few(case: MemoryCase) -> list[Hashable]:
     """What a small choice of cases covers."""
     kind = type(case).__name__
-    ways = [(kind, case.feature, way) for way in case.how.split(", ")]
+    ways = [(kind, case.feature, way) for way in feature_of(case).ways(case)]
     return [*ways, (case.feature, case.schedule), (kind, case.pp > 1, case.dp > 1)]

@@ -17,6 +17,7 @@ import shardwright as smp
 import torch
 from shardwright.execution import process, reproducible
 from shardwright.job.runtime import current_runtime
+from shardwright.offloading import OffloadedActivations, activations
 
 from tests.optimizer_sharding.shares import owned_elements, whole_gradients
 from tests.parity import rank as of_pipelines
@@ -32,6 +33,8 @@ from .recomputed import Recomputed
 
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
 CASE_SECONDS = 120.0
+#: A forward waits until what it keeps has gone out, so that a test sees it come back.
+activations.MOST_OUTGOING_BYTES = 0
 
 
 class KeyedReference(Reference):
@@ -115,18 +118,19 @@ def run_case(case: MemoryCase) -> dict[str, Any]:
 
     started = time.monotonic()
     counted = Recomputed()
+    further = feature_of(case).configuration(case)
     try:
         if isinstance(case, HalfCase):
             row = feature_of(case).row(case)
         elif isinstance(case, DividedCase):
-            smp.init({**of_tensors.configuration(case), **dict(case.keys)})
+            smp.init({**of_tensors.configuration(case), **dict(case.keys), **further})
             tensors = TensorRun(case)
             tensors.run()
             smp.barrier()
             row = {**tensors.row(time.monotonic() - started), "owned": tensors.owned}
         else:
             problem = feature_of(case).problem_of(case, PROBLEMS[case.problem])
-            smp.init({**of_pipelines.configuration(case, problem), "reproducible_rng": True})
+            smp.init({**of_pipelines.configuration(case, problem), "reproducible_rng": True, **further})
             pipeline = PipelineRun(case, problem)
             pipeline.run()
             smp.barrier()
@@ -136,7 +140,8 @@ def run_case(case: MemoryCase) -> dict[str, Any]:
         return row_of_failure(case.name, error)
     finally:
         recomputed = counted.end()
-    return {**row, "recomputed": recomputed}
+    offloaded = current_runtime().find(OffloadedActivations)
+    return {**row, "recomputed": recomputed, "offloaded": {} if offloaded is None else dict(offloaded.counts())}
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ import pytest
 from tests.covering import covering
 from tests.parity.job import ROOT
 
-from .cases import DividedCase, HalfCase, MemoryCase, PipelineCase, all_cases, few
+from .cases import DividedCase, HalfCase, MemoryCase, PipelineCase, all_cases, feature_of, few
+from .features import activation_offloading
 from .features.activation_checkpointing import HOWS, SCHEDULES, STRATEGIES
 from .features.half_precision import LONG
 from .features.optimizer_sharding import OPTIMIZERS
@@ -99,12 +100,37 @@ def test_the_table_has_every_optimizer_dtype_and_pair_of_features() -> None:
 
 
 def test_the_small_choice_has_every_way_of_every_feature() -> None:
-    def ways(cases: list[MemoryCase]) -> set[tuple[str, str]]:
-        return {(case.feature, way) for case in cases for way in case.how.split(", ")}
-
     chosen = covering(all_cases(), few)
     assert len(chosen) < 35
+
+    def ways(cases: list[MemoryCase]) -> set[tuple[str, str]]:
+        return {(case.feature, way) for case in cases for way in feature_of(case).ways(case)}
+
     assert ways(chosen) == ways(all_cases())
+
+
+def test_the_table_has_every_storage_horizon_schedule_and_degree_of_offloading() -> None:
+    cases = [case for case in all_cases() if case.feature == activation_offloading.NAME]
+    assert len({case.name for case in cases}) == len(cases) >= 50
+    found = {tuple(case.how.split()) for case in cases if case.problem == "large layers"}
+    assert {way[:2] for way in found} == {(to, str(horizon)) for to in ("host", "disk") for horizon in (1, 4, 100)}
+    assert {way[2] for way in found} == set(activation_offloading.STRATEGIES)
+    pipelines = [case for case in cases if isinstance(case, PipelineCase)]
+    assert {case.schedule for case in pipelines} >= {*SCHEDULES, "list", "program.csv", "program.txt", "auto"}
+    assert {bool(case.keys) for case in pipelines} == {False, True}
+    assert {(case.pp, case.dp) for case in pipelines} >= {(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)}
+    assert {case.tp for case in cases if isinstance(case, DividedCase)} == {2}
+
+
+@pytest.mark.parametrize(
+    ("horizon", "stored", "is_wrong"), [(1, 0, True), (1, 8, False), (100, 0, False), (100, 8, True)]
+)
+def test_tensors_go_out_unless_they_are_within_the_horizon(horizon: int, stored: int, is_wrong: bool) -> None:
+    how = f"disk {horizon} layers"
+    case = PipelineCase("large layers", 2, 1, "simple", 4, feature=activation_offloading.NAME, how=how)
+    offloaded = {"stored": stored, "loaded": stored, "bytes": 0}
+    assert bool(judge(case, [row(offloaded=offloaded)] * 2).failures) == is_wrong
+    assert judge(case, [row(offloaded=offloaded | {"bytes": 4096})] * 2).failures
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{type(case).__name__} {case.feature}")

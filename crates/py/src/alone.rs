@@ -1,6 +1,6 @@
 //! `AloneRecorder`: the timeline and the usage of a pipeline of one rank.
 
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use pyo3::prelude::*;
 use shardwright_core::StepEpoch;
@@ -49,6 +49,19 @@ impl AloneRecorder {
     fn passed_backward(&mut self) {
         let now = self.started.elapsed();
         self.recorder.passed(Phase::Backward, now);
+    }
+
+    /// The time, for `recomputed`.
+    fn clock_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// A checkpointed module was computed again since then.
+    #[pyo3(signature = (began_ns, /))]
+    fn recomputed(&mut self, began_ns: u64) {
+        let now = self.started.elapsed();
+        self.recorder
+            .recomputed(Duration::from_nanos(began_ns), now);
     }
 
     /// The microbatch is over, and the next one starts, if there is one.

@@ -3,6 +3,7 @@
 use pyo3::PyErr;
 use shardwright_comm::{CommError, Loss, StartError, describe_loss};
 use shardwright_core::{ConfigError, LaunchError, Rank, TopologyError};
+use shardwright_offload::OffloadError;
 use shardwright_partition::PartitionError;
 use shardwright_runtime::{Failure, FailureKind, ServerError};
 use shardwright_wire::ErrorReport;
@@ -10,6 +11,7 @@ use shardwright_wire::ErrorReport;
 mod exceptions {
     pyo3::import_exception!(shardwright.errors, ConfigError);
     pyo3::import_exception!(shardwright.errors, JobStartError);
+    pyo3::import_exception!(shardwright.errors, OffloadError);
     pyo3::import_exception!(shardwright.errors, PartitionError);
     pyo3::import_exception!(shardwright.errors, PeerLostError);
     pyo3::import_exception!(shardwright.errors, RemoteError);
@@ -59,6 +61,11 @@ pub(crate) fn unsupported_value_error(path: &str, kind: &str) -> PyErr {
          make the type known with smp.register_type"
     );
     exceptions::UnsupportedValueError::new_err((text, kind.to_owned()))
+}
+
+/// A storage of offloaded activations that cannot be made, or does not work.
+pub(crate) fn offload_error(error: &OffloadError) -> PyErr {
+    exceptions::OffloadError::new_err(error.to_string())
 }
 
 /// A tensor of a device cannot cross ranks, or be read.

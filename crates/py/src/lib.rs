@@ -22,6 +22,7 @@ mod memory;
 mod modules;
 mod node;
 mod notes;
+mod offload;
 mod packing;
 mod partition;
 mod raw;
@@ -73,6 +74,8 @@ mod _core {
     use crate::modules::{owned_tensors, parameters_in_use};
     #[pymodule_export]
     use crate::node::Node;
+    #[pymodule_export]
+    use crate::offload::{Offload, OffloadedCall};
     #[pymodule_export]
     use crate::partition::{partition, shard_parameters};
     #[pymodule_export]

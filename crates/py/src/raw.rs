@@ -23,6 +23,16 @@ pub(crate) fn copy_from(address: usize, nbytes: usize, into: &TensorMemory) -> B
     into.copy_of(bytes)
 }
 
+/// Copy memory that a live tensor owns, for as long as the caller waits.
+pub(crate) fn copy_to_heap(address: usize, nbytes: usize) -> Buffer {
+    if nbytes == 0 {
+        return Buffer::default();
+    }
+    // SAFETY: as for `copy_from`: address and byte count are those of a dense tensor that its caller keeps alive and
+    // unchanged meanwhile.
+    Buffer::copy_of(unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) })
+}
+
 /// How many references to an object there are.
 pub(crate) fn references_to(object: &Bound<'_, PyAny>) -> isize {
     // SAFETY: the object is alive, and the interpreter is held.
@@ -81,6 +91,7 @@ struct Exported {
 enum Memory {
     Heap(Vec<u128>),
     Lent(Arc<dyn Lent>),
+    Shared(Buffer),
 }
 
 /// A tensor's bytes as a `DLPack` capsule, which is their only owner; `kind` is `DLPack`'s code and bits of an element.
@@ -97,6 +108,24 @@ pub(crate) fn capsule_of(
         Owned::Heap(mut words) => (words.as_mut_ptr().cast(), Memory::Heap(words)),
         Owned::Lent(owner) => (owner.start(), Memory::Lent(owner)),
     };
+    export(py, start, memory, kind, shape, strides)
+}
+
+/// Bytes as a `DLPack` capsule of a tensor of bytes, which others may share: it must not be written to.
+pub(crate) fn capsule_of_shared(py: Python<'_>, buffer: Buffer) -> PyResult<Py<PyAny>> {
+    let (start, len) = (buffer.as_bytes().as_ptr().cast_mut(), buffer.len());
+    let shape = vec![i64::try_from(len).unwrap_or(i64::MAX)];
+    export(py, start, Memory::Shared(buffer), (1, 8), shape, vec![1])
+}
+
+fn export(
+    py: Python<'_>,
+    start: *mut u8,
+    memory: Memory,
+    kind: (u8, u8),
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+) -> PyResult<Py<PyAny>> {
     let mut exported = Box::new(Exported {
         managed: Managed {
             tensor: Tensor {
@@ -135,14 +164,14 @@ pub(crate) fn capsule_of(
 }
 
 /// # Safety
-/// `managed` is of [`capsule_of`], and is not used any more: its `deleter`, called once, by whoever took the tensor.
+/// `managed` is of [`export`], and is not used any more: its `deleter`, called once, by whoever took the tensor.
 unsafe extern "C" fn delete(managed: *mut Managed) {
-    // SAFETY: `Exported` begins with it (`repr(C)`), and `capsule_of` made it by `Box::into_raw`.
+    // SAFETY: `Exported` begins with it (`repr(C)`), and `export` made it by `Box::into_raw`.
     drop(unsafe { Box::from_raw(managed.cast::<Exported>()) });
 }
 
 /// # Safety
-/// Called by Python with a capsule of [`capsule_of`] that nothing refers to any more.
+/// Called by Python with a capsule of [`export`] that nothing refers to any more.
 unsafe extern "C" fn delete_unused(capsule: *mut ffi::PyObject) {
     // SAFETY: whoever takes the tensor gives the capsule another name, and frees the tensor by its deleter.
     unsafe {

@@ -191,6 +191,18 @@ impl Server {
             .map_err(|error| server_error(&error))
     }
 
+    /// The time, for `recomputed`.
+    fn clock_ns(&self) -> u64 {
+        self.server.clock().as_nanos() as u64
+    }
+
+    /// Record that a worker has computed a checkpointed module again since then.
+    #[pyo3(signature = (worker, began_ns, /))]
+    fn recomputed(&self, worker: u32, began_ns: u64) {
+        self.server
+            .recomputed(WorkerId(worker), Duration::from_nanos(began_ns));
+    }
+
     /// Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with this token.
     fn defer_weight_gradient(&self, worker: u32, token: u64) -> PyResult<()> {
         self.server
@@ -366,7 +378,7 @@ pub(crate) fn body(spec: &Spec, parts: &TensorParts) -> Body {
     }
 }
 
-fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(name: &str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .ok()
         .filter(|duration| !duration.is_zero())

@@ -133,27 +133,37 @@ pub(crate) fn timeline_of(
     lost: u64,
     module_name: impl Fn(ModelId, ModuleId) -> String,
 ) -> PyResult<Timeline> {
+    timeline_from(origin, lost, |nanoseconds| {
+        let records = records.iter().map(|record| {
+            let kind =
+                RecordKind::from_name(record.kind.name()).expect("both sides have the same kinds");
+            let names = record.model.zip(record.module);
+            Record {
+                start_ns: nanoseconds(record.start),
+                end_ns: nanoseconds(record.end),
+                phase: record.phase,
+                worker: record.worker.map(|worker| worker.0),
+                module: names.map(|(model, module)| module_name(model, module)),
+                microbatch: record.microbatch.map(|microbatch| microbatch.0),
+                peer: record.peer.map(|peer| peer.0),
+                request: record.request.map(|request| request.0),
+                bytes: record.bytes,
+                ..Record::new(rank, record.step.0, kind)
+            }
+        });
+        records.collect()
+    })
+}
+
+/// The records that `make` makes, with a clock that counts from `origin`.
+pub(crate) fn timeline_from(
+    origin: SystemTime,
+    lost: u64,
+    make: impl FnOnce(&dyn Fn(Duration) -> u64) -> Vec<Record>,
+) -> PyResult<Timeline> {
     let origin = origin
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_err(|_| PyRuntimeError::new_err("the system's clock stands before 1970"))?;
-    let nanoseconds = |time: Duration| (origin + time).as_nanos() as u64;
-    let records = records.iter().map(|record| {
-        let kind =
-            RecordKind::from_name(record.kind.name()).expect("both sides have the same kinds");
-        let names = record.model.zip(record.module);
-        Record {
-            start_ns: nanoseconds(record.start),
-            end_ns: nanoseconds(record.end),
-            phase: record.phase,
-            worker: record.worker.map(|worker| worker.0),
-            module: names.map(|(model, module)| module_name(model, module)),
-            microbatch: record.microbatch.map(|microbatch| microbatch.0),
-            peer: record.peer.map(|peer| peer.0),
-            request: record.request.map(|request| request.0),
-            bytes: record.bytes,
-            ..Record::new(rank, record.step.0, kind)
-        }
-    });
-    let records = records.collect();
+    let records = make(&|time| (origin + time).as_nanos() as u64);
     Ok(Timeline(shardwright_timeline::Timeline::new(records, lost)))
 }

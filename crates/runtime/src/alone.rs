@@ -16,6 +16,25 @@ struct Running {
     since: Duration,
 }
 
+impl Running {
+    fn record(self, kind: TraceKind, phase: Phase, start: Duration, end: Duration) -> TraceRecord {
+        TraceRecord {
+            step: self.step,
+            kind,
+            worker: None,
+            phase: Some(phase),
+            model: None,
+            module: None,
+            microbatch: Some(self.microbatch),
+            peer: None,
+            request: None,
+            bytes: 0,
+            start,
+            end,
+        }
+    }
+}
+
 /// Keeps the records and the usage of a rank that needs no server to run its tasks.
 #[derive(Debug)]
 pub struct AloneRecorder {
@@ -59,21 +78,17 @@ impl AloneRecorder {
         };
         let time = now.saturating_sub(running.since);
         self.step.ran(TraceKind::Root, phase, time);
-        self.ring.push(TraceRecord {
-            step: running.step,
-            kind: TraceKind::Root,
-            worker: None,
-            phase: Some(phase),
-            model: None,
-            module: None,
-            microbatch: Some(running.microbatch),
-            peer: None,
-            request: None,
-            bytes: 0,
-            start: running.since,
-            end: now,
-        });
+        self.ring
+            .push(running.record(TraceKind::Root, phase, running.since, now));
         running.since = now;
+    }
+
+    /// A checkpointed module was computed again since `start`. Records nothing outside a step.
+    pub fn recomputed(&mut self, start: Duration, now: Duration) {
+        if let Some(running) = &self.running {
+            let record = running.record(TraceKind::Recompute, Phase::Backward, start, now);
+            self.ring.push(record);
+        }
     }
 
     /// The microbatch is over, and the next one begins, if there is one.

@@ -25,6 +25,8 @@ pub enum TraceKind {
     Send,
     /// A message came from the transport.
     Receive,
+    /// A worker computed a checkpointed module again, while it had the turn in a backward.
+    Recompute,
 }
 
 impl TraceKind {
@@ -39,6 +41,7 @@ impl TraceKind {
             Self::Wait => "wait",
             Self::Send => "send",
             Self::Receive => "receive",
+            Self::Recompute => "recompute",
         }
     }
 }

@@ -79,9 +79,14 @@ impl Usage {
             (TraceKind::Root | TraceKind::Forward | TraceKind::Backward, Phase::Backward) => {
                 &mut self.backward
             }
-            (TraceKind::Close | TraceKind::Wait | TraceKind::Send | TraceKind::Receive, _) => {
-                &mut self.other
-            }
+            (
+                TraceKind::Close
+                | TraceKind::Wait
+                | TraceKind::Send
+                | TraceKind::Receive
+                | TraceKind::Recompute,
+                _,
+            ) => &mut self.other,
         };
         *sum += time;
     }

@@ -44,7 +44,7 @@ mod tests;
 pub use auto::{MARGIN, RankTimes, ScheduleChoice, StepTimes, Trial, choose_schedule};
 pub use costs::{Latency, StageCosts, StepCosts};
 pub use error::SimulationError;
-pub use in_flight::in_flight;
+pub use in_flight::{expected_order, in_flight};
 pub use outcome::{RankUse, SimulatedStep, TaskKind, TaskSpan};
 pub use policy::{simulate_schedule, simulate_splits};
 pub use program::simulate_program;

@@ -21,13 +21,15 @@ const DIGIT: f64 = 6.3;
 const NARROWEST: f64 = 0.12;
 
 /// The colours of `page.html`.
-const COLOURS: [(Activity, &str, &str); 6] = [
+const COLOURS: [(Activity, &str, &str); 8] = [
     (Activity::Forward, "forward", "#3b7dd8"),
     (Activity::Backward, "backward", "#e08a2c"),
     (Activity::Weight, "weight gradients", "#b8405e"),
     (Activity::Other, "other task", "#8a63b8"),
     (Activity::Wait, "waiting", "#e3e6ea"),
     (Activity::Transfer, "transfer", "#2a9d6f"),
+    (Activity::Recompute, "recomputation", "#c9b458"),
+    (Activity::Offload, "offloading", "#4f5d75"),
 ];
 
 struct Canvas {
@@ -69,13 +71,14 @@ impl Timeline {
             for record in records {
                 match record.activity() {
                     Activity::Wait => waits.push(record),
-                    Activity::Transfer => transfers.push(record),
+                    Activity::Transfer | Activity::Offload => transfers.push(record),
                     _ => tasks.push(record),
                 }
             }
             canvas.background(&waits, top);
             for task in tasks {
-                canvas.bar(task, top, TASK, true);
+                // Inside the bar of its backward, which has the number.
+                canvas.bar(task, top, TASK, task.activity() != Activity::Recompute);
             }
             for transfer in transfers {
                 canvas.bar(transfer, top + TASK + 2.0, TRANSFER, false);

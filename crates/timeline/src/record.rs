@@ -23,10 +23,17 @@ pub enum RecordKind {
     Send,
     /// A message that has come.
     Receive,
+    /// A checkpointed module is computed again, inside a backward.
+    Recompute,
+    /// An offloaded activation on its way to the storage.
+    Offload,
+    /// An offloaded activation on its way back.
+    Load,
 }
 
 impl RecordKind {
-    const ALL: [Self; 8] = [
+    /// Every kind.
+    pub const ALL: [Self; 11] = [
         Self::Root,
         Self::Forward,
         Self::Backward,
@@ -35,6 +42,9 @@ impl RecordKind {
         Self::Wait,
         Self::Send,
         Self::Receive,
+        Self::Recompute,
+        Self::Offload,
+        Self::Load,
     ];
 
     /// Its name in files.
@@ -48,6 +58,9 @@ impl RecordKind {
             Self::Wait => "wait",
             Self::Send => "send",
             Self::Receive => "receive",
+            Self::Recompute => "recompute",
+            Self::Offload => "offload",
+            Self::Load => "load",
         }
     }
 
@@ -73,6 +86,10 @@ pub enum Activity {
     Wait,
     /// A message is under way.
     Transfer,
+    /// A part of a backward: a checkpointed module is computed again.
+    Recompute,
+    /// An offloaded activation is under way.
+    Offload,
 }
 
 impl Activity {
@@ -85,14 +102,16 @@ impl Activity {
             Self::Other => "other",
             Self::Wait => "wait",
             Self::Transfer => "transfer",
+            Self::Recompute => "recompute",
+            Self::Offload => "offload",
         }
     }
 
-    /// Whether the rank computes.
+    /// Whether it is a task, in which the rank computes. A second computation is inside one.
     pub fn is_busy(self) -> bool {
         match self {
             Self::Forward | Self::Backward | Self::Weight | Self::Other => true,
-            Self::Wait | Self::Transfer => false,
+            Self::Wait | Self::Transfer | Self::Recompute | Self::Offload => false,
         }
     }
 }
@@ -129,7 +148,7 @@ pub struct Record {
     /// The request, unique at its requester.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<u64>,
-    /// The bytes of a message's tensors.
+    /// The bytes of a message's tensors, or of an offloaded one.
     #[serde(default)]
     pub bytes: u64,
 }
@@ -164,6 +183,8 @@ impl Record {
             (RecordKind::Close, _) => Activity::Other,
             (RecordKind::Wait, _) => Activity::Wait,
             (RecordKind::Send | RecordKind::Receive, _) => Activity::Transfer,
+            (RecordKind::Recompute, _) => Activity::Recompute,
+            (RecordKind::Offload | RecordKind::Load, _) => Activity::Offload,
         }
     }
 
@@ -174,6 +195,11 @@ impl Record {
             (RecordKind::Receive, Some(peer), _) => format!("receive from rank {peer}"),
             (RecordKind::Send | RecordKind::Receive, None, _) => self.kind.name().to_owned(),
             (RecordKind::Wait, _, Some(module)) => format!("wait in {module}"),
+            (
+                kind @ (RecordKind::Recompute | RecordKind::Offload | RecordKind::Load),
+                _,
+                Some(module),
+            ) => format!("{} {module}", kind.name()),
             (RecordKind::Root, _, None) => "step function".to_owned(),
             (_, _, Some(module)) => module.to_owned(),
             (_, _, None) => self.kind.name().to_owned(),

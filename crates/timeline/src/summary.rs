@@ -19,6 +19,8 @@ pub struct Sums {
     pub weight_ns: u64,
     /// In other tasks.
     pub other_ns: u64,
+    /// Of these: checkpointed modules were computed again.
+    pub recompute_ns: u64,
     /// No task ran. Time between steps does not count.
     pub idle_ns: u64,
     /// The steps' length, each from its first to its last record over all ranks.
@@ -27,6 +29,10 @@ pub struct Sums {
     pub sent_bytes: u64,
     /// Bytes of tensors received.
     pub received_bytes: u64,
+    /// Bytes of activations that went to the storage of offloaded ones.
+    pub offloaded_bytes: u64,
+    /// Bytes of them that came back.
+    pub loaded_bytes: u64,
 }
 
 impl Sums {
@@ -64,10 +70,13 @@ impl AddAssign for Sums {
         self.backward_ns += other.backward_ns;
         self.weight_ns += other.weight_ns;
         self.other_ns += other.other_ns;
+        self.recompute_ns += other.recompute_ns;
         self.idle_ns += other.idle_ns;
         self.step_ns += other.step_ns;
         self.sent_bytes += other.sent_bytes;
         self.received_bytes += other.received_bytes;
+        self.offloaded_bytes += other.offloaded_bytes;
+        self.loaded_bytes += other.loaded_bytes;
     }
 }
 
@@ -140,7 +149,8 @@ fn sums_of(interval: Interval, records: &[&Record]) -> Sums {
             Activity::Backward => sums.backward_ns += record.length_ns(),
             Activity::Weight => sums.weight_ns += record.length_ns(),
             Activity::Other => sums.other_ns += record.length_ns(),
-            Activity::Wait | Activity::Transfer => {}
+            Activity::Recompute => sums.recompute_ns += record.length_ns(),
+            Activity::Wait | Activity::Transfer | Activity::Offload => {}
         }
         if activity.is_busy() {
             busy += record.end_ns.saturating_sub(record.start_ns.max(reached));
@@ -149,6 +159,8 @@ fn sums_of(interval: Interval, records: &[&Record]) -> Sums {
         match record.kind {
             RecordKind::Send => sums.sent_bytes += record.bytes,
             RecordKind::Receive => sums.received_bytes += record.bytes,
+            RecordKind::Offload => sums.offloaded_bytes += record.bytes,
+            RecordKind::Load => sums.loaded_bytes += record.bytes,
             _ => {}
         }
     }

@@ -116,11 +116,13 @@ impl Timeline {
     }
 }
 
-/// The thread of a record, and its name. Slices of one thread must not overlap.
+/// The thread of a record, and its name. Slices of one thread must not overlap, but may lie within one another.
 fn place(record: &Record, lanes: &mut BTreeMap<(u32, RecordKind), Vec<u64>>) -> (u64, String) {
     let first = match record.kind {
         RecordKind::Send => TRANSFER_LANES,
         RecordKind::Receive => TRANSFER_LANES + LANES_PER_DIRECTION,
+        RecordKind::Offload => TRANSFER_LANES + 2 * LANES_PER_DIRECTION,
+        RecordKind::Load => TRANSFER_LANES + 3 * LANES_PER_DIRECTION,
         _ => {
             return record.worker.map_or_else(
                 || (0, "main thread".to_owned()),

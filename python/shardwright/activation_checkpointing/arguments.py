@@ -12,10 +12,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.execution.layout import layouts_of, restride
 from shardwright.frames.remote import bring
+from shardwright.offloading.tensors import Kept, OffloadedTensor, may_be_offloaded
 
 #: By tensor, its version when it was copied, and the copy, which its users keep alive. A mask that is given to every
 #: layer is copied once.
 _copies: Any = WeakIdKeyDictionary()
+
+_Copied = torch.Tensor | OffloadedTensor
 
 
 class Arguments:
@@ -25,12 +28,18 @@ class Arguments:
     that only this call needs is freed when the caller no longer needs it, so that its copy takes its place.
 
     Attributes:
-        copies: A copy of each tensor, detached. The caller keeps them; this object does not.
+        copies: A copy of each tensor, detached, unless it is offloaded. The caller keeps them; this object does not.
         others: Other values, which are kept as they are.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Copy the tensors among the arguments."""
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], kept: Kept | None = None) -> None:
+        """Copy the tensors among the arguments.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            kept: Keeps the copies of large tensors out of memory; None keeps all in memory.
+        """
         leaves, self._structure = tree_flatten((args, dict(kwargs)))
         leaves = [bring(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         places: dict[int, int] = {}  # a tensor that is passed twice stays one tensor
@@ -47,7 +56,14 @@ class Arguments:
         self._needs = [tensor.requires_grad for tensor in tensors]
         # The layout of the arguments decides which kernels run, and therefore what they save for the backward.
         self._strides = [_strides_of(tensor) for tensor in tensors]
-        self.copies = [_copy(tensor) for tensor in tensors]
+        self._kept = kept
+        copied = [_copy(tensor, kept) for tensor in tensors]
+        self.copies = [copy for copy in copied if isinstance(copy, torch.Tensor)]
+        #: In the place of each tensor, what is known of it if it is offloaded.
+        self._offloaded = [copy if isinstance(copy, OffloadedTensor) else None for copy in copied]
+        # PyTorch asks the tensors that it keeps on which devices random numbers are drawn.
+        devices = {tensor.device: None for tensor in tensors} if any(self._offloaded) else {}
+        self.copies += [torch.empty(0, device=device) for device in devices if device.type == "cuda"]
         self.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     @property
@@ -60,7 +76,14 @@ class Arguments:
 
         Args:
             copies: The copies, which stay unchanged.
+
+        Raises:
+            OffloadError: An offloaded tensor has not come back.
         """
+        loaded = self._kept.take() if self._kept is not None and any(self._offloaded) else {}
+        resident = iter(copies)
+        copies = tuple(next(resident) if kept is None else loaded[kept.number] for kept in self._offloaded)
+        del loaded
         made = [
             _Copy.apply(copy.detach().requires_grad_(needs), strides)  # type: ignore[no-untyped-call]
             for copy, needs, strides in zip(copies, self._needs, self._strides, strict=True)
@@ -79,20 +102,26 @@ def _strides_of(tensor: torch.Tensor) -> list[int] | None:
     return strides[0][1] if strides else None
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def _copy(tensor: torch.Tensor, kept: Kept | None) -> _Copied:
     if tensor.is_inference() or type(tensor) is not torch.Tensor:
         return tensor.detach().clone()
-    version, kept = _copies.get(tensor, (-1, None))
-    copy: torch.Tensor | None = None if kept is None else kept()
+    version, reference = _copies.get(tensor, (-1, None))
+    copy: _Copied | None = None if reference is None else reference()
+    if isinstance(copy, OffloadedTensor) and (kept is None or not kept.share(copy)):
+        copy = None
     if copy is None or version != tensor._version:
-        own = tensor.detach()
-        if own.layout is torch.strided and not own.is_nested:  # an expanded tensor stays as small as it is
-            once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in own.stride())
-            copy = own[once].clone().expand(own.shape)
-        else:
-            copy = own.clone()
+        copy = _copy_anew(tensor.detach(), kept)
         _copies[tensor] = tensor._version, weakref.ref(copy)
     return copy
+
+
+def _copy_anew(tensor: torch.Tensor, kept: Kept | None) -> _Copied:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor.clone()
+    once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    if kept is not None and may_be_offloaded(once):
+        return kept.add(once, tensor)
+    return once.clone().expand(tensor.shape)  # an expanded tensor stays as small as it is
 
 
 class _Copy(torch.autograd.Function):

@@ -14,12 +14,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from shardwright import _core
 from shardwright.activation_checkpointing.arguments import Arguments
 from shardwright.activation_checkpointing.isolation import State, isolated
 from shardwright.errors import FrameError
 from shardwright.execution import process
+from shardwright.execution.task import running_task
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.checkpointing import Checkpointing
+from shardwright.job.runtime import find_runtime
+from shardwright.offloading import Kept, OffloadedActivations
 from shardwright.tensor_parallel.module import DistributedModule
 
 Run = Callable[..., Any]
@@ -59,7 +63,7 @@ def run_checkpointed(
     if not makes_graph():
         return run(*args, **kwargs)
     parts = list({part: None for module in modules for part in module.modules()})
-    arguments = Arguments(args, kwargs)
+    arguments = Arguments(args, kwargs, _keeper_of(modules[0]))
     copies = tuple(arguments.copies)
     if how.isolated and not arguments.need_gradients and not any(map(_is_trained, parts)):
         return run(*args, **kwargs)
@@ -81,6 +85,7 @@ def run_checkpointed(
                     return run(*own_args, **own_kwargs)
             own_args, own_kwargs = arguments.again(saved)
             with (
+                _recorded(),
                 process.computing_under(settings),
                 _generators_as(generators),
                 nullcontext() if state is None else isolated(state),
@@ -117,6 +122,39 @@ def run_checkpointed(
             frame.checkpointing = outside
         if state is not None:
             state.settle()
+
+
+def _keeper_of(module: nn.Module) -> Kept | None:
+    """Return what keeps the arguments of a call out of memory; None if that is not configured, and outside steps."""
+    runtime = find_runtime()
+    offloaded = None if runtime is None else runtime.find(OffloadedActivations)
+    if runtime is None or offloaded is None or not runtime.step.running:
+        return None
+    task = running_task()
+    if task is not None:
+        return Kept(offloaded.begin_call(module, task.microbatch))
+    return Kept(offloaded.begin_call(module, runtime.step.microbatch)) if runtime.place.pp_size == 1 else None
+
+
+@contextmanager
+def _recorded() -> Iterator[None]:
+    """Record the block in timelines as a second computation."""
+    runtime, task = find_runtime(), running_task()
+    if runtime is not None and runtime.place.pp_size == 1:
+        recorder = runtime[_core.AloneRecorder]
+        began = recorder.clock_ns()
+        try:
+            yield
+        finally:
+            recorder.recomputed(began)
+    elif runtime is not None and task is not None:
+        began = runtime.server.clock_ns()
+        try:
+            yield
+        finally:
+            runtime.server.recomputed(task.worker, began)
+    else:
+        yield
 
 
 def _is_trained(module: nn.Module) -> bool:

@@ -18,10 +18,10 @@ class Waiting(Protocol):
 
 
 class TurnObserver(Protocol):
-    """Sees the tasks of a step begin, for as long as it is the turn's observer."""
+    """Sees the tasks of a step begin, for as long as it is one of the turn's observers."""
 
-    def begins(self, phase: Phase) -> None:
-        """See a task begin, or the backward of a microbatch whose task goes on."""
+    def begins(self, phase: Phase, microbatch: int) -> None:
+        """See a task of a microbatch begin, or the backward of one whose task goes on."""
 
     def placed(self) -> None:
         """See that a model has just been divided, and what other ranks own released."""
@@ -35,7 +35,7 @@ class Turn:
         current: The task that has the turn, or had it last.
         waiting: The wait of the current task, which saves state before another task gets the turn; None if there is
             none.
-        observer: Sees tasks begin; None in most steps.
+        observers: See tasks begin.
     """
 
     def __init__(self) -> None:
@@ -43,15 +43,19 @@ class Turn:
         self.attributes = Attributes()
         self.current: RunningTask | None = None
         self.waiting: Waiting | None = None
-        self.observer: TurnObserver | None = None
+        self.observers: list[TurnObserver] = []
 
     def take(self, task: RunningTask) -> None:
         """Give the turn to a task, and restore its microbatch's attributes of modules."""
         self._leave_wait()
         self.current = task
         self.attributes.enter(task.microbatch)
-        if self.observer is not None:
-            self.observer.begins(task.phase)
+        self.begins(task.phase, task.microbatch)
+
+    def begins(self, phase: Phase, microbatch: int) -> None:
+        """Tell observers that a task of a microbatch begins, or its backward."""
+        for observer in self.observers:
+            observer.begins(phase, microbatch)
 
     def end_step(self) -> None:
         """Take the turn from the current task at the end of a step."""

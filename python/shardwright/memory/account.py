@@ -17,6 +17,7 @@ from shardwright.memory.optimizers import (
     state_bytes,
 )
 from shardwright.model.models import Models
+from shardwright.offloading import OffloadedActivations
 from shardwright.scheduling import RankMemory, Scheduling
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class RankAccount:
         predicted: Bytes by category; None where not known.
         measured: Likewise. Gradients and activations are those of one step: the most, between tasks.
         in_flight: The most microbatches in flight on it, as simulated.
+        offloaded: The most bytes of activations that were offloaded at once.
         resident: Of the process in host memory; None where the system does not tell.
         peak: The most that it had in host memory.
         limit: The least limit on the process's memory; None without one.
@@ -54,6 +56,7 @@ class RankAccount:
     predicted: dict[str, int | None]
     measured: dict[str, int | None]
     in_flight: int
+    offloaded: int
     resident: int | None
     peak: int | None
     limit: int | None
@@ -93,9 +96,9 @@ class MemoryAccount:
             return
         self._trained = False
         self._meter = _core.MemoryMeter(in_use)
-        self._runtime[Turn].observer = self
+        self._runtime[Turn].observers.append(self)
 
-    def begins(self, phase: Phase) -> None:
+    def begins(self, phase: Phase, microbatch: int) -> None:
         """See a task begin, or the backward of one."""
         self._trained |= phase == "backward"
         if self._meter is not None and (in_use := self._in_use()) is not None:
@@ -117,7 +120,9 @@ class MemoryAccount:
     def leave_step(self) -> None:
         """End the measurement, however the step ended."""
         self._meter = None
-        self._runtime[Turn].observer = None
+        observers = self._runtime[Turn].observers
+        if self in observers:
+            observers.remove(self)
 
     def _in_use(self) -> int | None:
         device = self._runtime.place.device
@@ -215,11 +220,16 @@ class MemoryAccount:
             predicted=predicted,
             measured=measured,
             in_flight=in_flight,
+            offloaded=self._offloaded(),
             resident=None if memory is None else memory[0],
             peak=None if memory is None else memory[1],
             limit=_core.memory_limit(),
             advice=advice,
         )
+
+    def _offloaded(self) -> int:
+        offloaded = self._runtime.find(OffloadedActivations)
+        return 0 if offloaded is None else offloaded.counts()["most_bytes"]
 
     def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         parameters: list[torch.Tensor] = []

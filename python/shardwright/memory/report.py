@@ -35,6 +35,7 @@ def memory_report() -> list[dict[str, Any]]:
           that trained: at its end, and the most between its tasks;
         - ``in_flight``: the most microbatches in flight on the rank, as simulated: with stages of equal length, or with
           measured ones once the schedule was chosen by them (``smp.stats()["schedule_decision"]`` says why);
+        - ``offloaded``: the most bytes of checkpointed activations that were offloaded at once;
         - ``resident``, ``peak``, ``limit``: the bytes of host memory that the process has, had at most, and may have;
         - ``advice``: tuples of a setting that would save memory, the estimated bytes, and its cost, the largest saving
           first.

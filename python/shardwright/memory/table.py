@@ -71,6 +71,8 @@ def account_text(account: RankAccount) -> str:
         *rows,
         f"  The process has {amount(account.resident)} of host memory, had {amount(account.peak)} at most{limit}.",
     ]
+    if account.offloaded:
+        lines.append(f"  {amount(account.offloaded)} of activations were offloaded at most, and are not among these.")
     if account.advice:
         lines.append("Settings that would save memory on this rank, with their estimated saving:")
         lines += [f"  {setting}: {amount(saves)}; {price}" for setting, saves, price in account.advice[:_MAX_ADVICE]]

@@ -40,8 +40,7 @@ def backward(
             raise ShardwrightError("model.backward: a weight counts among the microbatches of a function with smp.step")
         grad_tensors = weighted(tensors, grad_tensors, runtime[LossScaling].scaled(weight))
         runtime[_core.AloneRecorder].passed_forward()
-        if (observer := runtime[Turn].observer) is not None:
-            observer.begins("backward")
+        runtime[Turn].begins("backward", runtime.step.microbatch)
         if runtime[Leaves].walks:
             listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
             nodes = (get_gradient_edge(tensor).node for tensor in listed if tensor.requires_grad)
@@ -67,8 +66,7 @@ def backward(
     if not (elsewhere and runtime.server.begin_backward_elsewhere(task.worker)):
         with Suspended():
             runtime.server.await_backward(task.worker)
-    if (observer := runtime[Turn].observer) is not None:
-        observer.begins("backward")
+    runtime[Turn].begins("backward", task.microbatch)
     with in_frame(None):
         run_backward(frame, roots, ServerBackward(task, frame), defer=deferring(task))
     frame.forget_watched()

@@ -329,7 +329,7 @@ class Placement:
 
     def _finish(self) -> None:
         self._placed = True
-        if (observer := self.runtime[Turn].observer) is not None:
+        for observer in self.runtime[Turn].observers:
             observer.placed()
         intercept_marked(module for _, module in self.local_named_modules())
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))

@@ -33,6 +33,7 @@ from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.model.vote import vote
 from shardwright.model.wrapping import refuse_compiled
+from shardwright.offloading import OffloadedActivations
 from shardwright.scheduling import Scheduling
 from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
@@ -247,6 +248,8 @@ def _run_alone(
     """Run the step in a pipeline of one rank: plain PyTorch, one microbatch after another."""
     runtime.begin_step_alone(step.name)
     runtime.step.entered = True
+    if (offloaded := runtime.find(OffloadedActivations)) is not None:
+        offloaded.begin_step(one_at_a_time=True)
     recorder, results = runtime[_core.AloneRecorder], []
     parts = _split(runtime, step, args, kwargs)
     reproducible_rng: bool = runtime.place.cfg.reproducible_rng
@@ -255,6 +258,8 @@ def _run_alone(
         for runtime.step.microbatch, (part, keywords) in enumerate(parts):
             if reproducible_rng:
                 process.seed(microbatch_seed(runtime, 0, runtime.step.microbatch))
+            if offloaded is not None:
+                offloaded.begins("forward", runtime.step.microbatch)
             results.append(_finished(step, step.function(*part, **keywords)))
             recorder.next_microbatch()
         if (group := runtime.find(TensorGroup)) is not None:
@@ -289,6 +294,8 @@ class _Pipeline:
                 self.results = [None] * len(self.parts)
             in_order = one_at_a_time(runtime)
             runtime[Turn].attributes.hides = not in_order
+            if (offloaded := runtime.find(OffloadedActivations)) is not None:
+                offloaded.begin_step(one_at_a_time=in_order)
             runtime[WorkerPool].begin_step(state, self.run_root)
             runtime.server.begin_step(
                 step=runtime.step.number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from shardwright import _core
 from shardwright.errors import ShardwrightError
@@ -12,6 +13,28 @@ from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime, current_runtime
 
 _CHANNEL = "timeline"
+
+
+class TraceSource(Protocol):
+    """Records what a rank does beside its tasks."""
+
+    def keep_trace(self, on: bool) -> None:
+        """Keep records from now on, or keep none."""
+
+    def take_trace(self) -> _core.Timeline:
+        """Return the records since the last call."""
+
+
+class TraceSources:
+    """What records beside the tasks of a rank.
+
+    Attributes:
+        all: The sources.
+    """
+
+    def __init__(self) -> None:
+        """Have none."""
+        self.all: list[TraceSource] = []
 
 
 class TraceRecorder:
@@ -36,14 +59,19 @@ class TraceRecorder:
     def end(self) -> _core.Timeline:
         """Stop recording, and return the records of this rank."""
         self._record(False)
+        taken: _core.Timeline
         if self._runtime.place.pp_size == 1:
-            return self._runtime[_core.AloneRecorder].take_trace(self._runtime.place.rank)
-        taken: _core.Timeline = self._runtime.server.take_trace()
-        return taken
+            taken = self._runtime[_core.AloneRecorder].take_trace(self._runtime.place.rank)
+        else:
+            taken = self._runtime.server.take_trace()
+        more = [source.take_trace().to_json() for source in self._runtime[TraceSources].all]
+        return _core.Timeline.join([taken.to_json(), *more]) if more else taken
 
     def _record(self, on: bool) -> None:
         self._runtime.server.keep_trace(on)
         self._runtime[_core.AloneRecorder].keep_trace(on)
+        for source in self._runtime[TraceSources].all:
+            source.keep_trace(on)
 
 
 @contextmanager

@@ -68,6 +68,16 @@ def _case(problem: str, how: str, pp: int, dp: int, schedule: str, *, microbatch
 CASES = list(_cases())
 
 
+def ways(case: MemoryCase) -> list[str]:
+    """What it does."""
+    return [case.how]
+
+
+def configuration(case: MemoryCase) -> dict[str, Any]:
+    """What ``smp.init`` gets besides: nothing."""
+    return {}
+
+
 def failure(case: MemoryCase, rows: list[dict[str, Any]]) -> str | None:
     """Why the feature had not the effect that it should have; None if it had."""
     numbers = [row["recomputed"] for row in rows]

@@ -40,6 +40,16 @@ def _case(how: str, pp: int, dp: int, *, schedule: str = "interleaved", steps: i
 CASES = list(_cases())
 
 
+def ways(case: MemoryCase) -> list[str]:
+    """Return the ways of a case."""
+    return case.how.split(", ")
+
+
+def configuration(case: MemoryCase) -> dict[str, Any]:
+    """Return the configuration keys beside those that the case names."""
+    return {}
+
+
 def failure(case: MemoryCase, rows: list[dict[str, Any]]) -> str | None:
     """Why the feature had not the effect that it should have; None if it had."""
     if "checkpointed" in case.how and not all(row["recomputed"] for row in rows):

@@ -58,6 +58,16 @@ def _case(problem: str, how: str, pp: int, dp: int, schedule: str, **more: Any) 
 CASES = list(_cases())
 
 
+def ways(case: MemoryCase) -> list[str]:
+    """Return the ways of a case."""
+    return case.how.split(", ")
+
+
+def configuration(case: MemoryCase) -> dict[str, Any]:
+    """Return the configuration keys beside those that the case names."""
+    return {}
+
+
 def problem_of(case: MemoryCase, problem: Any) -> Any:
     """The problem with the case's optimizer; bytes are those of a share."""
     from tests.optimizer_sharding.problems import OPTIMIZERS, groups_of

@@ -125,6 +125,12 @@ pub enum ConfigError {
         "the configuration key \"fast_mode\" is true, but static_mode is false, without which it does nothing; set \"static_mode\": True too, or leave out \"fast_mode\""
     )]
     FastModeAlone,
+    /// A directory for files that nobody writes.
+    #[error(
+        "the configuration key \"offload_directory\" has an effect only with \"offload_activations\": \"disk\"; leave it out, \
+         or offload to disk"
+    )]
+    OffloadDirectoryAlone,
     /// Encryption over UCX.
     #[error(
         "the configuration key \"encrypt\" is true, but \"transport\" is \"ucx\", which would send between hosts what nobody encrypts; allowed with \"encrypt\": \"auto\", \"tcp\" or \"shared_memory\""

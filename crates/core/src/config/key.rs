@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{ConfigError, pipeline};
@@ -12,6 +13,8 @@ use crate::topology::Placement;
 pub enum ValueKind {
     /// True or false.
     Boolean,
+    /// True, false, or one of these words.
+    FlagOr(&'static [&'static str]),
     /// A whole number within these ends.
     Integer(u64, u64),
     /// A whole number of things, also written `5e8`.
@@ -30,6 +33,16 @@ pub enum ValueKind {
     Address,
     /// `cluster`, `spread`, or a permutation of D, P, T.
     Placement,
+}
+
+/// The value of a key that is true, false, or a word which says how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum FlagOrWord {
+    /// True or false.
+    Flag(bool),
+    /// How.
+    Word(String),
 }
 
 /// The value of a key that is not given.
@@ -130,6 +143,7 @@ impl ConfigKey {
     pub fn allowed(&self) -> String {
         let values = match self.kind {
             ValueKind::Boolean => "true or false".to_owned(),
+            ValueKind::FlagOr(words) => format!("true or false or {}", quoted(words)),
             ValueKind::Count(least) => format!("an integer of {least} or more"),
             ValueKind::Integer(least, most) if most >= u64::from(u32::MAX) => {
                 format!("an integer of {least} or more")
@@ -198,6 +212,10 @@ impl ConfigKey {
         }
         match self.kind {
             ValueKind::Boolean => value.as_bool().map(Value::from),
+            ValueKind::FlagOr(words) => value
+                .as_bool()
+                .map(Value::from)
+                .or_else(|| text(value, |text| words.contains(&text))),
             ValueKind::Integer(least, most) => value
                 .as_u64()
                 .filter(|number| (least..=most).contains(number))

@@ -10,7 +10,6 @@ const FLAG: ValueKind = ValueKind::Boolean;
 const POSITIVE: ValueKind = ValueKind::Integer(1, u32::MAX as u64);
 
 const NO_SHARDED_DATA_PARALLELISM: &str = "sharded data parallelism is not built yet";
-const NO_OFFLOADING: &str = "activation offloading is not built yet";
 const NO_SAVED_PARTITION: &str = "loading a saved partition is not built yet";
 const TENSORFLOW_ONLY: &str = "it is a TensorFlow-only key and this library is for PyTorch";
 
@@ -67,8 +66,8 @@ pub const KEYS: &[ConfigKey] = &[
     torch("bf16", FLAG, Boolean(false), "", "train in bfloat16: as fp16, but the loss is not scaled"),
     torch("fp16_params", FLAG, Boolean(false), "", "create the parameters of distributed modules in float16, and leave everything else to the script; not with bf16"),
     torch("shard_optimizer_state", FLAG, Boolean(false), "", "ranks that hold the same parameters each keep the optimizer state of a share of them, and get the gradients of that share only; updated parameters are gathered in optimizer.step(); needs ddp"),
-    torch("offload_activations", FLAG, Boolean(false), "", "move checkpointed activations to host memory").not_built(NO_OFFLOADING),
-    torch("activation_loading_horizon", POSITIVE, Integer(4), "tasks", "how many tasks ahead offloaded activations are fetched").not_built(NO_OFFLOADING),
+    torch("offload_activations", ValueKind::FlagOr(&["disk"]), Boolean(false), "", "move what checkpointed modules keep out of memory until their backward is near: true to host memory, disk to a file in offload_directory; no effect without activation checkpointing"),
+    torch("activation_loading_horizon", POSITIVE, Integer(4), "tasks", "how many tasks ahead offloaded activations come back; each forward and each second computation of a checkpointed module is a task"),
     torch("prescaled_batch", FLAG, Boolean(false), "", "ranks of a TP_GROUP receive the same batch"),
     torch("skip_tracing", FLAG, Boolean(false), "", "divide the model by parameters and numbers of modules, without a trace"),
     torch("sharded_data_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which parameters are sharded").not_built(NO_SHARDED_DATA_PARALLELISM),
@@ -105,4 +104,5 @@ pub const KEYS: &[ConfigKey] = &[
     own("ucx_library", Text, Nothing, "path", "the UCX library (libucp.so.0) to load; else the system's, else that of the Python package libucx").per_rank(),
     own("comm_buffer_bytes", Count(0), Integer(1 << 30), "bytes", "the most host memory that a rank sets aside for the transfer of tensors; what finds no room goes over TCP").per_rank(),
     own("memory_limit_bytes", Count(1), Nothing, "bytes", "with pipeline interleaved or zero_bubble: the most that parameters, gradients, optimizer state, buffers and activations may take on a rank; as many microbatches are in flight as fit and make the step faster"),
+    own("offload_directory", Text, Nothing, "path", "where the files of what is offloaded to disk are, one for each rank, without a name and gone with the process; else the directory for temporary files").per_rank(),
 ];

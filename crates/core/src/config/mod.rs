@@ -6,12 +6,13 @@ mod dtypes;
 mod error;
 mod key;
 mod keys;
+mod offloading;
 mod pipeline;
 #[cfg(test)]
 mod tests;
 
 pub use error::ConfigError;
-pub use key::{ConfigKey, DefaultValue, Origin, ValueKind};
+pub use key::{ConfigKey, DefaultValue, FlagOrWord, Origin, ValueKind};
 pub use keys::KEYS;
 pub use pipeline::{PROGRAM_HEADER, Pipeline, PipelineName, check_list, is_schedule};
 
@@ -63,7 +64,7 @@ pub struct Config {
     pub bf16: bool,
     pub fp16_params: bool,
     pub shard_optimizer_state: bool,
-    pub offload_activations: bool,
+    pub offload_activations: FlagOrWord,
     pub activation_loading_horizon: u32,
     pub prescaled_batch: bool,
     pub skip_tracing: bool,
@@ -103,6 +104,7 @@ pub struct Config {
     pub ucx_library: Option<String>,
     pub comm_buffer_bytes: u64,
     pub memory_limit_bytes: Option<u64>,
+    pub offload_directory: Option<String>,
 }
 
 impl Config {
@@ -116,7 +118,6 @@ impl Config {
         let mut values = check_each(&given)?;
         let degree = check_degree(&values)?;
         let microbatches = number(&values, "microbatches");
-
         let default_partition_given = values.contains_key("default_partition");
         if values.get("auto_partition") == Some(&json!(false)) && !default_partition_given {
             return Err(ConfigError::DefaultPartitionMissing);
@@ -161,13 +162,13 @@ impl Config {
         if is_on("encrypt") && values.get("transport") == Some(&json!("ucx")) {
             return Err(ConfigError::EncryptedUcx);
         }
+        offloading::check(&values)?;
         dtypes::check(is_on)?;
         if !is_on("ddp") {
             check_without_data_parallelism(&values)?;
         }
 
         let speed = values.get("optimize") == Some(&json!("speed"));
-        let deterministic = values.get("deterministic_server") == Some(&json!(true));
         let derived = [
             ("pipeline_parallel_degree", json!(degree)),
             ("partitions", json!(degree)),
@@ -180,7 +181,7 @@ impl Config {
                 values
                     .get("refine_partition")
                     .cloned()
-                    .unwrap_or_else(|| json!(!deterministic)),
+                    .unwrap_or_else(|| json!(!is_on("deterministic_server"))),
             ),
             (
                 "memory_weight",

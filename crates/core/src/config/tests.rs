@@ -32,7 +32,8 @@ fn the_defaults_are_those_of_the_interface() {
         "liveness_timeout_seconds": 6.0, "connect_timeout_seconds": 60.0, "secret_file": null,
         "allow_insecure_hosts": false, "bind_interface_address": null, "transport": "auto", "encrypt": false,
         "comm_spin_microseconds": null, "ucx_library": null, "comm_buffer_bytes": 1073741824,
-        "memory_limit_bytes": null
+        "memory_limit_bytes": null,
+        "offload_directory": null
     }"#;
     assert_eq!(effective, object_of(expected));
 }
@@ -137,10 +138,9 @@ fn an_error_names_the_key_the_value_and_what_is_allowed() {
 fn a_feature_that_is_not_built_is_refused_with_the_reason() {
     let cases = [
         (
-            json!({"offload_activations": true}),
-            "\"offload_activations\" is true, but activation offloading is not built yet; allowed until then: false, its default",
+            json!({"contiguous": false}),
+            "\"contiguous\" is false, but it is a TensorFlow-only key and this library is for PyTorch; allowed until then: true, its default",
         ),
-        (json!({"contiguous": false}), "TensorFlow-only"),
         (json!({"horovod": true}), "TensorFlow-only"),
         (
             json!({"sdp_reduce_bucket_size": 1e6}),

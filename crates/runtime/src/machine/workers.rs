@@ -366,6 +366,14 @@ impl Machine {
         }
     }
 
+    /// A worker has computed a checkpointed module again since `start`.
+    pub fn recomputed(&mut self, worker: WorkerId, start: Duration, now: Duration) {
+        let slot = self.workers.get(worker.0 as usize);
+        if let Some(task) = slot.and_then(|slot| slot.task) {
+            self.record_task(worker, TraceKind::Recompute, &task, start, now);
+        }
+    }
+
     fn record_task(
         &mut self,
         worker: WorkerId,

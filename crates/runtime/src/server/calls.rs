@@ -174,6 +174,18 @@ impl Server {
         self.lock().machine.idle_in_step(self.now())
     }
 
+    /// The time, for [`Self::recomputed`].
+    pub fn clock(&self) -> Duration {
+        self.now()
+    }
+
+    /// A worker has computed a checkpointed module again since then.
+    pub fn recomputed(&self, worker: WorkerId, start: Duration) {
+        let mut state = self.lock();
+        let now = self.now();
+        state.machine.recomputed(worker, start, now);
+    }
+
     /// Leaves weight gradients for later; see [`Machine::defer_weight_gradient`].
     pub fn defer_weight_gradient(&self, worker: WorkerId, token: u64) -> Result<(), ServerError> {
         self.enter(|machine, _| machine.defer_weight_gradient(worker, token))

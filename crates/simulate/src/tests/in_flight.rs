@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use shardwright_core::{Phase, PipelineRank};
 use shardwright_schedule::{Reference, Schedule};
 
 use super::{positive, reference};
-use crate::in_flight;
+use crate::{expected_order, in_flight};
 
 fn of(schedule: &str, ranks: u32, microbatches: u32) -> Vec<u32> {
     let schedule: Schedule = schedule.parse().expect("a schedule");
@@ -26,6 +27,26 @@ fn a_program_of_the_textbook_keeps_one_less_on_each_rank() {
     let schedule = Schedule::Program(Arc::new(program));
     let found = in_flight(&schedule, positive(4), positive(8)).expect("to be simulated");
     assert_eq!(found, [4, 3, 2, 1]);
+}
+
+fn order(schedule: &str, ranks: u32, rank: u32) -> String {
+    let schedule: Schedule = schedule.parse().expect("a schedule");
+    let order = expected_order(&schedule, positive(ranks), PipelineRank(rank), positive(3));
+    let text = |(phase, microbatch)| match phase {
+        Phase::Forward => format!("{microbatch}F"),
+        Phase::Backward => format!("{microbatch}B"),
+    };
+    let order = order.expect("to be simulated").into_iter().map(text);
+    order.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_order_of_a_rank_is_that_of_its_schedule() {
+    assert_eq!(order("simple", 2, 0), "0F 1F 2F 0B 1B 2B");
+    assert_eq!(order("interleaved(active=1)", 2, 1), "0F 0B 1F 1B 2F 2B");
+    assert_eq!(order("interleaved(active=3)", 1, 0), "0F 0B 1F 1B 2F 2B");
+    assert_eq!(order("zero_bubble(active=3)", 2, 1), "0F 0B 1F 1B 2F 2B");
+    assert_eq!(order("interleaved(active=3)", 2, 0), "0F 1F 2F 0B 1B 2B");
 }
 
 proptest! {

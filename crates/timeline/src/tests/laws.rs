@@ -5,16 +5,7 @@ use proptest::prelude::*;
 use crate::{Phase, Record, RecordKind, Timeline};
 
 fn any_record() -> impl Strategy<Value = Record> {
-    let kinds = prop::sample::select(vec![
-        RecordKind::Root,
-        RecordKind::Forward,
-        RecordKind::Backward,
-        RecordKind::Weight,
-        RecordKind::Close,
-        RecordKind::Wait,
-        RecordKind::Send,
-        RecordKind::Receive,
-    ]);
+    let kinds = prop::sample::select(RecordKind::ALL.to_vec());
     let phase = prop::sample::select(vec![None, Some(Phase::Forward), Some(Phase::Backward)]);
     let place = (0..3_u32, 0..3_u64, kinds, phase);
     let time = (0..10_000_000_000_u64, 0..100_000_000_u64);
