@@ -28,7 +28,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all mutants check-concurrency test-rust test-python parity parity-tp parity-memory programs zoo zoo-schedules convergence t5-11b delayed-30b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all mutants check-concurrency test-rust test-python parity parity-tp parity-memory programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ t5-11b: setup ## divide T5-11B over 8 ranks on the meta device, beside the paper
 
 delayed-30b: setup ## create, trace and divide a GPT-2 of 30 billion parameters, whose weights are never made
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.delayed_30b
+
+paper: setup ## train two steps of the paper's large configurations, reduced in width and depth; ARGS="--only NAME"
+	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.paper $(ARGS)
 
 lint: setup $(TOOLS)/cargo-deny $(TOOLS)/pyo3-introspection ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
 	cargo fmt --all --check
