@@ -17,9 +17,10 @@ import shardwright as smp
 import torch
 from shardwright.execution import process, reproducible
 from shardwright.job.runtime import current_runtime
+from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 from tests.parity import rank as of_pipelines
-from tests.parity.problem import Phase
+from tests.parity.problem import Phase, Problem
 from tests.parity.reference import Expected, Reference
 from tests.parity.table import row_of_failure
 from tests.parity_tp import rank as of_tensors
@@ -68,6 +69,9 @@ class PipelineRun(of_pipelines.RankRun):
 
     case: PipelineCase
 
+    def __init__(self, case: PipelineCase, problem: Problem) -> None:
+        super().__init__(case, getattr(feature_of(case), "adapted", lambda _, problem: problem)(case, problem))
+
     def _build_reference(self) -> Reference:
         torch.manual_seed(of_pipelines.SEED)
         return KeyedReference(self.problem, self.case.dp, self.case.microbatches, self.case.average, True)
@@ -76,6 +80,33 @@ class PipelineRun(of_pipelines.RankRun):
         if not index:
             feature_of(self.case).before_step(self.models, self.case, step)
         super()._run_phase(step, index, phase)
+
+    def _update(self, name: str) -> torch.Tensor | None:
+        update = getattr(feature_of(self.case), "update", None)
+        return super()._update(name) if update is None else update(self, name, super()._update)
+
+    def _local(self, kind: str) -> dict[str, torch.Tensor | None]:
+        registry = current_runtime()[ShardedParameters]
+        found: dict[str, torch.Tensor | None] = {}
+        for model_name, model in self.models.items():
+            for name, parameter in model.local_named_parameters() if kind != "buffers" else ():
+                value = parameter.grad if kind == "gradients" else parameter.detach()
+                if registry.is_sharded(parameter) and value is not None:
+                    value = registry.whole(parameter, shard_of(value))
+                found[f"{model_name}.{name}"] = value
+        return super()._local(kind) | found
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        """This rank's row."""
+        held = [parameter for model in self.models.values() for parameter in model.local_parameters()]
+        registry = current_runtime()[ShardedParameters]
+        return {
+            **super().result(seconds),
+            "sharded": sum(registry.is_sharded(one) for one in held),
+            "whole": sum(not registry.is_sharded(one) for one in held),
+            "elements": sum(one.numel() for one in held if registry.is_sharded(one)),
+            "held": sum(shard_of(one).numel() for one in held if registry.is_sharded(one)),
+        }
 
 
 class TensorRun(of_tensors.RankRun):

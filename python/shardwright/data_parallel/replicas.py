@@ -159,7 +159,7 @@ class Replicas:
         if torch.is_grad_enabled():
             self._share_buffers()
         may_overlap = may_overlap and self._reduces_this_step
-        return self._begin_reducers(self._placement.owned_parameters(), may_overlap)
+        return self._begin_reducers(self._placement.replicated_parameters(), may_overlap)
 
     def _begin_reducers(self, parameters: list[nn.Parameter], may_overlap: bool) -> bool:
         sparse = set() if self._comm_hook is not None else sparse_parameters(self._placement.module)

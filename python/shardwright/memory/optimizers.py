@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from shardwright.sharded_data_parallel.parameters import shard_of
+
 #: Tensors of the size of a parameter that an optimizer keeps for it, by the options of its group.
 _COPIES: Mapping[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], int]] = {
     torch.optim.SGD: lambda group: int(group["momentum"] != 0),
@@ -61,7 +63,8 @@ def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements; of a sparse tensor, of its values and indices."""
+    """Return the bytes of a tensor's elements; of a sparse tensor, of its values and indices; of a sharded, here."""
+    tensor = shard_of(tensor)
     if tensor.layout is torch.sparse_coo:
         return nbytes(tensor._values()) + nbytes(tensor._indices())
     return tensor.numel() * tensor.element_size()

@@ -17,6 +17,7 @@ from shardwright.job.runtime import current_runtime, find_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
+from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 
 @torch.no_grad()
@@ -29,8 +30,8 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clip gradients by their norm over the whole model.
 
-    All ranks of MP_GROUP, with ``shard_optimizer_state`` all ranks of the job, must call this, outside the step
-    function. The counterpart of
+    All ranks of MP_GROUP, with ``shard_optimizer_state`` or ``sharded_data_parallel_degree`` all ranks of the job,
+    must call this, outside the step function. The counterpart of
     ``torch.nn.utils.clip_grad_norm_``: the norm is taken over the gradients of all pipeline- and tensor-parallel ranks,
     and each parameter counts once. All ranks scale their gradients by the same factor.
 
@@ -54,7 +55,7 @@ def clip_grad_norm_(
     refuse_scaled("smp.clip_grad_norm_")
     local = _local_parameters(parameters)
     runtime = find_runtime()
-    shards = runtime is not None and runtime.place.shards_optimizer_state
+    shards = runtime is not None and (runtime.place.shards_optimizer_state or runtime.place.shards_parameters)
     counted = counted_here(local, norm_type, "smp.clip_grad_norm_")
     return clip_gradients(
         _gradients(local),
@@ -186,14 +187,21 @@ def _own_gradients(parameters: list[torch.Tensor], norm_type: float) -> list[tor
     """Select the gradients, or parts of them, that no other data-parallel rank counts."""
     runtime = current_runtime()
     shards, rank = runtime[ParameterShards], runtime.place.rank
+    registry, is_first = runtime[ShardedParameters], runtime.place.dp_ranks[0] in runtime.place.shard_ranks
     found = []
     for parameter in parameters:
         slices, gradient = shards.assigned(parameter), parameter.grad
-        if slices is not None and len(slices) > 1 and not norm_type > 0:
+        is_sharded = registry.is_sharded(parameter)
+        if (is_sharded or (slices is not None and len(slices) > 1)) and not norm_type > 0:
+            key = "sharded_data_parallel_degree" if is_sharded else "shard_optimizer_state"
             raise ConfigError(
-                f"smp.clip_grad_norm_: norm_type is {norm_type}; with shard_optimizer_state it has to be positive: "
-                "other norms of a whole do not follow from those of its parts"
+                f"smp.clip_grad_norm_: norm_type is {norm_type}; with {key} it has to be positive: other norms of a "
+                "whole do not follow from those of its parts"
             )
+        if is_sharded:
+            if gradient is not None and is_first and shard_of(gradient).numel():
+                found.append(shard_of(gradient))
+            continue
         own = shards.own(parameter, rank)
         if gradient is None or (slices is not None and own is None):
             continue
@@ -205,7 +213,7 @@ def _own_gradients(parameters: list[torch.Tensor], norm_type: float) -> list[tor
 
 
 def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [shard_of(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,8 @@ from shardwright.values import encode
 _MAX_RUNS = 6
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardwright.model.placement import Placement
     from shardwright.step.decorator import StepFunction
 
@@ -115,6 +117,8 @@ def _run_once(
     runtime.step.running, runtime.step.entered = True, False
     begin_step(runtime)
     try:
+        for placement in placements:
+            placement.reset_shards()
         transaction.begin()
         runtime[Turn].attributes.begin_step()
         for kept in all_kept(placements):
@@ -122,7 +126,7 @@ def _run_once(
         runtime.add(StepWeights(runtime.place.rank, runtime.step.num_microbatches))
         runtime[_core.Sites].begin_step(runtime.step.number, step.name, predicts=predicts)
         runtime[Leaves].begin_step(
-            transaction.parameters,
+            _Trained(transaction, placements),
             runtime.step.number,
             checks=runtime.place.launch.world_size * runtime.step.num_microbatches > 1,
         )
@@ -130,6 +134,7 @@ def _run_once(
         runtime[MemoryAccount].begin_step()
         with interrupts.DeliverSignals():
             taking_part = _begin_reductions(runtime, transaction, placements)
+            transaction.begin_tasks()
             results = _run_tasks(runtime, step, transaction, args, kwargs)
             runtime[MemoryAccount].end_tasks()
             if (group := runtime.find(TensorGroup)) is not None:
@@ -147,6 +152,9 @@ def _run_once(
         runtime.step.running = False
         runtime[MemoryAccount].leave_step()
         runtime[Leaves].end_step()
+    for placement in placements:
+        if placement.partitioned:
+            placement.shard()
     runtime[StateOrder].end_step(runtime)
     for kept in all_kept(placements):
         kept.end_step()
@@ -157,6 +165,20 @@ def _run_once(
             for placement in placements:
                 placement.after_step()
     return merge_microbatches(results, runtime[StepWeights].of_outputs())
+
+
+class _Trained:
+    """The parameters that a step may give gradients, those among them that are whole only while it runs too."""
+
+    def __init__(self, transaction: StepTransaction, placements: Sequence[Placement]) -> None:
+        self._transaction = transaction
+        self._placements = placements
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        yield from self._transaction.parameters
+        for placement in self._placements:
+            if placement.sharding is not None:
+                yield from placement.sharding.trained()
 
 
 def _begin_reductions(
@@ -170,10 +192,14 @@ def _begin_reductions(
     if (group := runtime.find(TensorGroup)) is not None:
         group.begin_step()
     taking_part = participants(runtime, placements, runtime[Models].count)
-    may_overlap = transaction.is_plain
+    # Small collectives of whole parameters between those of sharded ones would only delay them.
+    may_overlap = transaction.is_plain and not runtime.place.shards_parameters
     for placement in taking_part:
         if placement.replicas.begin_step(may_overlap):
             may_overlap = False
+    for placement in taking_part:
+        if placement.sharding is not None:
+            placement.sharding.begin_tasks()
     return taking_part
 
 
@@ -198,6 +224,10 @@ def _prepare(
     """Do everything that may still fail: average over microbatches and data-parallel ranks, and run hooks."""
     runtime.step.committing = True
     divisor = agreed_divisor(runtime)
+    transaction.end_tasks()
+    for placement in taking_part:
+        if placement.sharding is not None:
+            placement.sharding.reduce_gradients()
     if (labels := runtime[StepWeights].labels) is not None and runtime[StepWeights].is_plain:
         warn_of_labels(runtime, step, labels)
     transaction.prepare(divisor.value, runtime.place.tensor_divisor, in_place=len(runtime.place.dp_ranks) == 1)
