@@ -126,7 +126,9 @@ fn shard_optimizer(situation: &Situation<'_>) -> Option<Advice> {
     let config = situation.config;
     // Master weights are not sharded.
     let is_half = config.fp16 || config.bf16;
-    if config.shard_optimizer_state || is_half || !is_built("shard_optimizer_state") {
+    if config.shard_optimizer_state
+        || config.sharded_data_parallel_degree > 1
+        || is_half || !is_built("shard_optimizer_state") {
         return None;
     }
     Some(Advice {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,10 @@ class Masters:
         #: The version of each parameter when its values were last those of its master.
         self._versions: dict[int, int] = {}
 
+    def __iter__(self) -> Iterator[_Master]:
+        """Iterate over the masters, with their parameters."""
+        return iter(list(self._masters.values()))
+
     def of(self, parameter: torch.Tensor) -> nn.Parameter:
         """Return the master of a parameter; a new one has its values."""
         found = self._masters.get(id(parameter))
@@ -49,6 +53,15 @@ class Masters:
         self._masters[id(parameter)] = _Master(parameter, master)
         self._versions[id(parameter)] = parameter._version
         return master
+
+    @torch.no_grad()
+    def move(self, parameter: torch.Tensor, now: torch.Tensor, values: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Make the master of a parameter that of another one, with values computed from the master's."""
+        found = self._masters.pop(id(parameter), None)
+        if found is not None:
+            version = self._versions.pop(id(parameter))
+            self.of(now).copy_(values(found.tensor))
+            self._versions[id(now)] = _LOADED if version == _LOADED else now._version
 
     def copies(self, parameters: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the place of each parameter that has a master of its own memory, and the master's values."""

@@ -369,7 +369,7 @@ class Placement:
 
         In a pipeline this is done between steps: the step that divides a model runs with whole parameters.
         """
-        if not self.runtime.place.shards_parameters or self.sharding is not None:
+        if not self.runtime.place.shards_parameters or self.sharding is not None or self.replicas.is_accumulating:
             return
         from shardwright.sharded_data_parallel.sharding import ModelSharding  # imports much of torch
 

@@ -13,7 +13,7 @@ from shardwright.data_parallel.shards import ParameterShards
 from shardwright.errors import ConfigError
 from shardwright.half_precision import LossScaling
 from shardwright.job.ranks import MP_GROUP, WORLD, CommGroup
-from shardwright.job.runtime import current_runtime, find_runtime
+from shardwright.job.runtime import Runtime, current_runtime, find_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
@@ -181,6 +181,13 @@ def counted_here(parameters: list[torch.Tensor], norm_type: float, operation: st
         return id(parameter) not in over_rdp and shards.assigned(parameter) is not None
 
     return [one for one in parameters if id(one) in divided or is_owned_once(one)]
+
+
+def counted_in_shards(runtime: Runtime, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Select the parameters that no other data-parallel rank counts, where they are sharded over such ranks."""
+    registry, place = runtime[ShardedParameters], runtime.place
+    is_first = place.dp_ranks[0] in place.shard_ranks
+    return [one for one in parameters if (is_first if registry.is_sharded(one) else place.rank == place.dp_ranks[0])]
 
 
 def _own_gradients(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:

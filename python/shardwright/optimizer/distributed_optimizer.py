@@ -24,7 +24,8 @@ from shardwright.optimizer.refusals import refuse_optimizer
 from shardwright.optimizer.sharding.share import Share
 from shardwright.optimizer.sharding.state import copied, is_share, merged_shares, shares_in, to_share
 from shardwright.optimizer.sharding.step import sharded_step
-from shardwright.optimizer.shards import in_place_of_shards, shards_step, take_over, with_cut_state, with_whole_state
+from shardwright.optimizer.shards import shards_step, take_over, with_cut_state, with_whole_state
+from shardwright.sharded_data_parallel.exchange import in_place_of_shards
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
@@ -191,6 +192,14 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             self._layout.append(whole)
             whole.keep_local(group)
         self._own_share()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of this rank's parameters."""
+        if set_to_none:
+            super().zero_grad()
+            return
+        with in_place_of_shards(find_runtime(), self):  # PyTorch does not clear shards and others together
+            super().zero_grad(set_to_none=False)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any] | list[dict[str, Any]]:
         """Return this rank's part of the state, without communication unless optimizer state is sharded.

@@ -18,6 +18,8 @@ from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.optimizer.clip import clip_gradients, counted_here
+from shardwright.sharded_data_parallel.exchange import in_place_of_shards
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
 
 #: In the state of a parameter.
 MASTER_KEY = "master_weight"
@@ -87,7 +89,8 @@ class HalfPrecision(Optimizer):
             ShardwrightError: See :meth:`step`.
         """
         self._clipped, self._taken_of = False, None
-        self._take_gradients("update_master_grads")
+        with in_place_of_shards(current_runtime(), self):
+            self._take_gradients("update_master_grads")
 
     @torch.no_grad()
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
@@ -107,6 +110,11 @@ class HalfPrecision(Optimizer):
             FrameError: Called inside a step function.
             ShardwrightError: See :meth:`step`.
         """
+        if current_runtime().place.shards_parameters:
+            raise ConfigError(
+                f"{self._name}.clip_master_grads with sharded_data_parallel_degree, under which step() clips the "
+                "masters' gradients by the configuration key sdp_gradient_clipping: set it to this max_norm"
+            )
         self.overflow = self._take_gradients("clip_master_grads")
         if self.overflow:
             return -1.0
@@ -115,6 +123,25 @@ class HalfPrecision(Optimizer):
         gradients = self._masters.gradients(parameters)
         self._clipped = True
         return float(clip_gradients(gradients, counted, max_norm, norm_type, f"{self._name}.clip_master_grads"))
+
+    def clip_shards(self, max_norm: float, counted: list[torch.Tensor]) -> torch.Tensor:
+        """Clip the masters' gradients, in an update of shards, which are in the groups; not for scripts.
+
+        All ranks must call this, with the parameters that no other rank counts. Returns the norm before clipping.
+        """
+        self._take_gradients("step")
+        gradients = self._masters.gradients(list(self._parameters()))
+        self._clipped = True
+        return clip_gradients(
+            gradients, self._masters.gradients(counted), max_norm, 2.0, f"{self._name}.step", group=WORLD
+        )
+
+    def move_masters(self, registry: ShardedParameters) -> None:
+        """Make the masters of whole parameters those of shards, once others are in their places; not for scripts."""
+        for parameter in [one.parameter for one in self._masters]:
+            now = registry.now(parameter)
+            if now is not parameter:
+                self._masters.move(parameter, registry.local(now), registry.cut)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the model's parameters and of the masters.
@@ -250,11 +277,14 @@ class HalfPrecision(Optimizer):
         This is not needed: masters are created when they are first used. Parameters that have not been placed yet, of
         a model that is not partitioned, get theirs later.
         """
-        placed = {id(one) for placement in self._placed() for one in placement.owned_parameters()}
-        for parameter in self._parameters():
-            if id(parameter) in placed and parameter.requires_grad:
-                self._masters.of(parameter)
-        self._masters.take_from_model()
+        runtime = current_runtime()
+        registry = runtime[ShardedParameters]
+        placed = {id(registry.local(one)) for placement in self._placed() for one in placement.owned_parameters()}
+        with in_place_of_shards(runtime, self):
+            for parameter in self._parameters():
+                if id(parameter) in placed and parameter.requires_grad:
+                    self._masters.of(parameter)
+            self._masters.take_from_model()
 
     def reload_model_params(self) -> None:
         """Set the masters to the values of the model's parameters.

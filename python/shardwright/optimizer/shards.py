@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +12,11 @@ from shardwright.errors import FrameError
 from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
-from shardwright.optimizer.clip import clip_grad_norm_
+from shardwright.optimizer.clip import clip_grad_norm_, counted_in_shards
+from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import GroupLayout, numbers_of
 from shardwright.optimizer.sharding.step import Called
+from shardwright.sharded_data_parallel.exchange import in_place_of_shards
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 Update = Callable[[Callable[[], Any] | None], Any]
@@ -50,33 +51,20 @@ def shards_step(runtime: Runtime, optimizer: Any, closure: Callable[[], Any] | N
     for placement in runtime[Models].placements:
         placement.reset_shards()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    optimizer._global_grad_norm = clip_grad_norm_(parameters, runtime.place.cfg.sdp_gradient_clipping)
+    max_norm: float = runtime.place.cfg.sdp_gradient_clipping
+    is_half = isinstance(optimizer, HalfPrecision)
+    if not is_half:
+        optimizer._global_grad_norm = clip_grad_norm_(parameters, max_norm)
     updates = runtime[Updates]
     updates.begins_share(optimizer)
     with in_place_of_shards(runtime, optimizer):
+        if is_half:
+            registry = runtime[ShardedParameters]
+            counted = [registry.local(one) for one in counted_in_shards(runtime, parameters)]
+            optimizer._global_grad_norm = optimizer.clip_shards(max_norm, counted)
         update(None if closure is None else Called(loss, name))
     updates.ends_share(optimizer)
     return loss
-
-
-@contextlib.contextmanager
-def in_place_of_shards(runtime: Runtime | None, optimizer: Optimizer) -> Iterator[None]:
-    """Put plain parameters in the memory of this rank's shards, with their gradients, into groups and state."""
-    if runtime is None or not (registry := runtime[ShardedParameters]):
-        yield
-        return
-    sharded = [one for group in optimizer.param_groups for one in group["params"] if registry.is_sharded(one)]
-    locals_ = {id(one): registry.local(one) for one in sharded}
-    for parameter in sharded:
-        locals_[id(parameter)].grad = None if parameter.grad is None else shard_of(parameter.grad)
-    before = {id(locals_[id(parameter)]): parameter for parameter in sharded}
-    try:
-        _exchange(optimizer, locals_)
-        yield
-    finally:
-        _exchange(optimizer, before)
-        for local in locals_.values():
-            local.grad = None
 
 
 def take_over(runtime: Runtime, optimizer: Optimizer, layout: Sequence[GroupLayout] | None) -> list[GroupLayout] | None:
@@ -92,6 +80,8 @@ def take_over(runtime: Runtime, optimizer: Optimizer, layout: Sequence[GroupLayo
     for parameter, state in entries:
         now = registry.now(parameter)
         optimizer.state[now] = _cut(registry, now, state)
+    if isinstance(optimizer, HalfPrecision):
+        optimizer.move_masters(registry)
     if layout is None:
         return None
     return [GroupLayout(tuple(registry.now(one) for one in group.parameters), group.names) for group in layout]
@@ -129,17 +119,12 @@ def with_whole_state(runtime: Runtime | None, part: dict[str, Any], layout: Sequ
 def _cut(registry: ShardedParameters, parameter: torch.Tensor, state: Mapping[str, Any]) -> Mapping[str, Any]:
     if not registry.is_sharded(parameter):
         return state
-    return {key: registry.cut(value) if _is_like(value, parameter.shape) else value for key, value in state.items()}
+    found = {key: shard_of(value) for key, value in state.items()}  # some are made with the optimizer, of shards
+    return {
+        key: registry.cut(value) if value is state[key] and _is_like(value, parameter.shape) else value
+        for key, value in found.items()
+    }
 
 
 def _is_like(value: Any, shape: torch.Size) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == shape
-
-
-def _exchange(optimizer: Optimizer, tensors: Mapping[int, Any]) -> None:
-    for group in optimizer.param_groups:
-        group["params"][:] = [tensors.get(id(one), one) for one in group["params"]]
-    entries = list(optimizer.state.items())
-    optimizer.state.clear()
-    for key, entry in entries:
-        optimizer.state[tensors.get(id(key), key)] = entry

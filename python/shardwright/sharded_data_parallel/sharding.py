@@ -84,11 +84,18 @@ class ModelSharding:
             module.set_custom_reduce_scatter(_Scatter(self._collectives))
             module.set_force_sum_reduction_for_comms(True)
         self._modules[-1]._get_fsdp_state()._lazy_init()
+        self._module.register_forward_hook(self._after_forward)
         self._limit_prefetching()
         for module in self._modules:
             if (group := module._get_fsdp_state()._fsdp_param_group) is not None:
                 group.post_backward = functools.partial(self._post_backward, group)  # type: ignore[method-assign]
                 self._groups.append(group)
+
+    def _after_forward(self, *_: Any) -> None:
+        """Have the model's parameters be shards after a call outside steps, since an optimizer may see them next."""
+        if not self._runtime.step.running and torch._C._current_graph_task_id() == -1:  # nor in a backward
+            for group in self._groups:
+                group._to_sharded()
 
     def _limit_prefetching(self) -> None:
         """Have no unit gather the next one's parameters while its own are whole, if these were too many together."""

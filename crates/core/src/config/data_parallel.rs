@@ -26,8 +26,8 @@ const REFUSED: [(&str, &str); 5] = [
         "the loss scale needs to know of infinities in all shards before one rank updates",
     ),
     (
-        "bf16",
-        "sharding of float32 master weights is not built yet",
+        "_fp32_grad_accumulation",
+        "gradients of shards have the dtype of parameters",
     ),
     (
         "fp16_params",
@@ -140,7 +140,9 @@ mod tests {
             } else {
                 json!(true)
             };
-            let keys = json!({"ddp": true, "sharded_data_parallel_degree": 2, name: value});
+            let bf16 = name.starts_with("_fp32");
+            let keys =
+                json!({"ddp": true, "sharded_data_parallel_degree": 2, "bf16": bf16, name: value});
             let text = refused(&keys);
             assert!(text.contains(name) && text.contains(reason), "{text}");
         }
