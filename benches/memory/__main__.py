@@ -1,4 +1,4 @@
-"""Measures peak memory and time of a GPT-2's training step on two or four ranks, with each feature that saves memory."""
+"""Measures peak memory and time of a GPT-2's training step with each feature that saves memory, over several ranks."""
 
 from __future__ import annotations
 

@@ -10,10 +10,11 @@ import torch
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.job.runtime import current_runtime
 from shardwright.sharded_data_parallel import groups
-from shardwright.sharded_data_parallel.parameters import shard_of
+from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 from torch import nn
 
 from tests.optimizer_sharding.problems import batch, loss_of
+from tests.parity.models_language import gpt2, t5
 
 from .problems import Pair, close, predict, train, whole
 
@@ -93,6 +94,60 @@ def evaluations() -> None:
             if smp.pp_size() == 1:
                 close(pair.model(inputs), expected, "outside steps")
     pair.check("at the end")
+
+
+def inference_first() -> None:
+    """A model whose first call is in inference mode trains afterwards."""
+    pair = Pair("blocks")
+    for step in range(2):
+        with torch.inference_mode():
+            found = predict(pair.model, batch(5, 0))
+            if smp.pp_rank() == 0:
+                close(found.concat(), pair.reference.module(batch(5, 0)), "a step in inference mode")
+            if smp.pp_size() == 1:
+                close(pair.model(batch(5, 0)), pair.reference.module(batch(5, 0)), "outside steps")
+        pair.run(1, first=step)
+
+
+def generated() -> None:
+    """Models of ``transformers`` generate, whichever of their parts that calls by themselves."""
+    for make in (gpt2, t5):
+        torch.manual_seed(2)
+        plain = make()
+        torch.manual_seed(2)
+        model = smp.DistributedModel(make())
+        ids = torch.arange(6).reshape(1, 6) % 5 + 3
+        for _ in range(2):
+            expected = plain.generate(ids, max_new_tokens=5, do_sample=False)
+            assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), expected)
+        assert any(map(current_runtime()[ShardedParameters].is_sharded, model.parameters()))
+
+
+def scaled() -> None:
+    """A scaler of ``torch.amp`` unscales shards, and no rank updates where any has an infinity."""
+    pair = Pair("blocks", "sgd")
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    @smp.step
+    def scaled_step(model: Any, inputs: torch.Tensor, factor: float) -> None:
+        model.backward(scaler.scale(loss_of(model(inputs)) * factor))
+
+    for step in range(3):
+        pair.zero_grad()
+        scaled_step(pair.model, batch(step, smp.dp_rank()), 1.0)
+        pair.reference.accumulate(step)
+        scaler.unscale_(pair.optimizer)
+        pair.check_gradients(f"step {step}")
+        scaler.step(pair.optimizer)
+        scaler.update()
+        pair.reference.optimizer.step()
+        pair.check(f"step {step}")
+    pair.zero_grad()
+    scaled_step(pair.model, batch(0, smp.dp_rank()), float("inf") if smp.dp_rank() else 1.0)
+    scaler.step(pair.optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+    pair.check("after an infinity")
 
 
 def used_by_some() -> None:

@@ -35,6 +35,7 @@ def refusals() -> None:
         optimizer = kind(list(model.local_parameters()))
         refused(smp.ConfigError, "each element", lambda optimizer=optimizer: smp.DistributedOptimizer(optimizer))
     refused(smp.ConfigError, "norm_type", lambda: smp.clip_grad_norm_(model.parameters(), 1.0, -1.0))
+    refused(smp.ConfigError, "smp.verify", lambda: smp.verify(train, model, batch(0, 0)))
     gradients = list(model.local_parameters())
     refused(smp.NotOwnedError, "smp.clip_grad_norm_", lambda: nn.utils.clip_grad_norm_(gradients, 1.0))
     pair.run(1, first=1)

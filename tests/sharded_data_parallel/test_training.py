@@ -37,6 +37,11 @@ def test_what_scripts_do(config: dict[str, int]) -> None:
     run(ranks, case("clipped", {**config, "sdp_gradient_clipping": 0.05}, max_norm=0.05), case("two_models", config))
 
 
+def test_first_calls_and_scalers() -> None:
+    run(2, *(case(name, stage=stage) for name in ("inference_first", "generated", "scaled") for stage in STAGES))
+    run(4, case("inference_first", PIPELINE), case("scaled", PIPELINE))
+
+
 def test_replicas_use_different_parameters() -> None:
     run(2, *(case("used_by_some", stage=stage) for stage in STAGES))
     run(4, case("used_by_some", stage=2))

@@ -172,6 +172,11 @@ class Replicas:
         ]
         return any(began)
 
+    def leave_shards(self) -> None:
+        """Forget parameters that shards have taken the place of, in whose memory nobody computes any more."""
+        if self._reducer is not None:
+            self._begin_reducers(self._placement.replicated_parameters(), False)
+
     def _share_buffers(self) -> None:
         if self._options["broadcast_buffers"]:
             source = None if self.join_state is None else self.join_state.active_ranks[0]

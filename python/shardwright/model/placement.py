@@ -373,9 +373,11 @@ class Placement:
             return
         from shardwright.sharded_data_parallel.sharding import ModelSharding  # imports much of torch
 
-        self.sharding = ModelSharding(self.runtime, self.module, self.owned_parameters(), f"model {self.model_id}")
+        with torch.inference_mode(False):  # training may follow
+            self.sharding = ModelSharding(self.runtime, self.module, self.owned_parameters(), f"model {self.model_id}")
         for optimizer in self.runtime[Models].optimizers:
             optimizer.take_over_shards()
+        self.replicas.leave_shards()
 
     def owned_buffers(self) -> list[tuple[nn.Module, str]]:
         """Return the module and name of each buffer that this rank holds."""

@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -26,6 +32,8 @@ from shardwright.sharded_data_parallel.parameters import ShardedParameters, shar
 from shardwright.sharded_data_parallel.units import buckets, choose, units
 
 _BUCKET_BYTES = 25 << 20
+#: Of one collective in a pipeline, for which all of its parameters, or gradients, are in memory twice.
+_MAX_BUCKET_ELEMENTS = 1 << 24
 
 
 class ModelSharding:
@@ -85,11 +93,16 @@ class ModelSharding:
             module.set_force_sum_reduction_for_comms(True)
         self._modules[-1]._get_fsdp_state()._lazy_init()
         self._module.register_forward_hook(self._after_forward)
+        if hasattr(self._module, "generate"):  # of transformers; calls parts of a model by themselves
+            register_fsdp_forward_method(self._module, "generate")
         self._limit_prefetching()
         for module in self._modules:
             if (group := module._get_fsdp_state()._fsdp_param_group) is not None:
-                group.post_backward = functools.partial(self._post_backward, group)  # type: ignore[method-assign]
                 self._groups.append(group)
+        for each in self._groups:
+            each.post_backward = functools.partial(self._post_backward, each)
+            each.unshard = _outside_inference_mode(each.unshard)
+            each.wait_for_unshard = _outside_inference_mode(each.wait_for_unshard)
 
     def _after_forward(self, *_: Any) -> None:
         """Have the model's parameters be shards after a call outside steps, since an optimizer may see them next."""
@@ -112,7 +125,7 @@ class ModelSharding:
         device = self._runtime.place.device
         context: Any = FSDPCommContext()
         context.lazy_init(device)
-        for together in buckets(chosen, self._max_elements):
+        for together in buckets(chosen, min(self._max_elements, _MAX_BUCKET_ELEMENTS)):
             group: Any = FSDPParamGroup(
                 together,
                 (self._module,),
@@ -159,9 +172,10 @@ class ModelSharding:
     def begin_tasks(self) -> None:
         """Prepare for the tasks of a step; without hooks, gather all parameters."""
         if not self._by_hooks:
-            for group in self._groups:
-                group.unshard()
-                group.wait_for_unshard()
+            with torch.inference_mode(False):  # what is made here stays, for training too
+                for group in self._groups:
+                    group.unshard()
+                    group.wait_for_unshard()
         elif self._stage < 3:
             for group in self._groups:
                 group.reshard_after_backward = False
@@ -278,6 +292,17 @@ class _Scatter(_Allocating, ReduceScatter):
         async_op: bool = False,
     ) -> None:
         self._collectives.scatter(input_tensor, output_tensor)
+
+
+def _outside_inference_mode(gather: Callable[..., None]) -> Callable[..., None]:
+    """Have what a gather makes at its first call, and fills from then on, be of use for training."""
+
+    @functools.wraps(gather)
+    def gather_outside(*args: Any, **kwargs: Any) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            gather(*args, **kwargs)
+
+    return gather_outside
 
 
 def _elements(unit: FSDPModule) -> int:
