@@ -128,7 +128,9 @@ fn shard_optimizer(situation: &Situation<'_>) -> Option<Advice> {
     let is_half = config.fp16 || config.bf16;
     if config.shard_optimizer_state
         || config.sharded_data_parallel_degree > 1
-        || is_half || !is_built("shard_optimizer_state") {
+        || is_half
+        || !is_built("shard_optimizer_state")
+    {
         return None;
     }
     Some(Advice {

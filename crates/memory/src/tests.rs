@@ -130,6 +130,9 @@ fn replicas_share_the_state_of_the_optimizer_where_that_is_built() {
     assert_eq!(saving(&advice("{}", 1, 1), "shard_optimizer_state"), None);
     let half = advice(r#"{"ddp": true, "bf16": true}"#, 1, 2);
     assert_eq!(saving(&half, "shard_optimizer_state"), None);
+    let sharded = r#"{"ddp": true, "sharded_data_parallel_degree": 2}"#;
+    let sharded = advice(sharded, 1, 2);
+    assert_eq!(saving(&sharded, "shard_optimizer_state"), None);
 }
 
 proptest! {
