@@ -1,4 +1,4 @@
-"""Measures peak memory and time of a GPT-2's training step on two ranks, with each feature that saves memory."""
+"""Measures peak memory and time of a GPT-2's training step with each feature that saves memory, over several ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
         The name; the largest peak, optimizer state and offloaded activations of a rank, in bytes; the median seconds of
         a step; and the loss.
     """
-    with Ranks("benches.memory.rank", row.name, environment=_ALLOCATOR) as job:
+    with Ranks("benches.memory.rank", row.name, row.ranks, environment=_ALLOCATOR) as job:
         job.ask(limit=LIMIT_SECONDS, do="build")
         seconds, loss = [], 0.0
         for number in range(WARM_UP + rounds):

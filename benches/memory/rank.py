@@ -1,4 +1,4 @@
-"""One of two processes that train as one row of the table does.
+"""One of the processes that train as one row of the table does.
 
 usage: python -m benches.memory.rank NAME SOCKET, as a rank of a job
 """

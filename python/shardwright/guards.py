@@ -366,7 +366,8 @@ def installed(*, num_ranks: int, pipelined: bool, divided: bool, scaled: bool = 
     Args:
         num_ranks: How many ranks the job has.
         pipelined: Whether modules lie on several ranks.
-        divided: Whether parameters do, by pipeline or tensor parallelism, or their updates (shard_optimizer_state).
+        divided: Whether parameters do, by pipeline or tensor parallelism, or by data-parallel ranks that shard
+            them or their updates.
         scaled: Whether losses are scaled.
     """
     needed = {

@@ -46,6 +46,8 @@ from shardwright.model.updates import Updates
 from shardwright.offloading import OffloadedActivations
 from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
+from shardwright.sharded_data_parallel.groups import make_process_group, make_sharding_groups
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
 from shardwright.stalls.reporter import StallReporter
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
@@ -134,6 +136,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(ReplicaCollectives())
     runtime.add(LossScaling())
     runtime.add(ParameterShards())
+    runtime.add(ShardedParameters(runtime))
     runtime.add(Leaves())
     runtime.installed.callback(runtime.add(Turn()).attributes.close)
     if place.cfg.offload_activations:
@@ -162,7 +165,11 @@ def _install(runtime: Runtime) -> None:
         guards.installed(
             num_ranks=runtime.place.launch.world_size,
             pipelined=runtime.place.pp_size > 1,
-            divided=runtime.place.pp_size * len(runtime.place.tp_ranks) > 1 or runtime.place.shards_optimizer_state,
+            divided=(
+                runtime.place.pp_size * len(runtime.place.tp_ranks) > 1
+                or runtime.place.shards_optimizer_state
+                or runtime.place.shards_parameters
+            ),
             scaled=runtime.place.cfg.fp16,
         )
     )
@@ -310,15 +317,15 @@ def _make_process_groups(runtime: Runtime, store: Store) -> None:
         )
         runtime.owns_process_group = True
     for kind in ("WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP"):
-        groups = sorted(
-            {tuple(runtime.place.topology.group(kind, rank)) for rank in range(runtime.place.launch.world_size)}
+        make_process_group(
+            runtime,
+            kind,
+            [runtime.place.topology.group(kind, rank) for rank in range(runtime.place.launch.world_size)],
         )
-        for ranks in groups:  # every rank makes every group, in one order
-            group = dist.new_group(list(ranks))
-            if runtime.place.rank in ranks:
-                runtime.process_groups[kind] = group
     if len(runtime.place.dp_ranks) > 1:
         runtime[ReplicaCollectives].dp = Collectives(runtime)
+    if runtime.place.shards_parameters:
+        make_sharding_groups(runtime)
     if len(runtime.place.tp_ranks) > 1:
         if len(runtime.place.rdp_ranks) > 1:
             runtime[ReplicaCollectives].rdp = Collectives(runtime, "RDP_GROUP")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
-from shardwright.optimizer.half_precision import without_half_precision
+from shardwright.optimizer.master_state import without_half_precision
 from torch import nn
 
 from tests.half_precision.cases import case, divided, is_float16, masters_of, optimizer_of, static_scale

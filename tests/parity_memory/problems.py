@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import shardwright as smp
@@ -155,6 +156,29 @@ class Shared(nn.Module):
         return torch.as_tensor(call(self.again, call(self.layers, x)))
 
 
+class Odd(nn.Module):
+    """Layers of odd sizes, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = False
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.first, self.last = nn.Linear(WIDTH, 7), nn.Linear(7, 3)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(7, 40), nn.Tanh(), nn.Linear(40, 7)) for _ in range(4)])
+        self.never = nn.Linear(7, 31)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x * self.scale))
+        for layer in self.layers:
+            x = x + layer(x)
+        return torch.as_tensor(self.last(x))
+
+
+def evaluate(models: Any, x: torch.Tensor) -> Any:
+    """A step function without a backward."""
+    return models["model"](x)
+
+
 def pins(*names: str, inside: str = "") -> Any:
     """Modules that take turns with ranks, and one part of another rank than the module that it is in."""
 
@@ -170,6 +194,14 @@ def pins(*names: str, inside: str = "") -> Any:
 
 _LAYERS = [f"layers.{index}" for index in range(NUM_LAYERS)]
 _STEP = (StepPhase(body=square_loss),)
+
+_ODD = Problem(
+    build=one(Odd),
+    batch=normal(WIDTH),
+    phases=_STEP,
+    optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3, weight_decay=0.1),
+    pins=pins("first", *(f"layers.{index}" for index in range(4)), "last"),
+)
 
 PROBLEMS: dict[str, Problem] = {
     "layers": Problem(
@@ -212,5 +244,14 @@ PROBLEMS: dict[str, Problem] = {
         pins=lambda pp: {"model.layers.0": 1 % pp, "model.layers.1": 0, "model.again": 0, "model.layers.2": pp - 1},
     ),
     **{name: models_language.PROBLEMS[name] for name in ("GPT-2", "T5", "BERT", "Llama")},
+    "odd MLP": _ODD,
+    "odd MLP, accumulated": dataclasses.replace(
+        _ODD,
+        phases=(
+            StepPhase(body=square_loss, update=()),
+            StepPhase(body=square_loss, zero=()),
+            StepPhase(body=evaluate, training=False, zero=(), update=()),
+        ),
+    ),
     "ResNet, in-place": models_vision.PROBLEMS["ResNet, in-place"],
 }

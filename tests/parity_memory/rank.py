@@ -18,6 +18,7 @@ import torch
 from shardwright.execution import process, reproducible
 from shardwright.job.runtime import current_runtime
 from shardwright.offloading import OffloadedActivations, activations
+from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 from tests.optimizer_sharding.shares import owned_elements, whole_gradients
 from tests.parity import rank as of_pipelines
@@ -81,16 +82,35 @@ class PipelineRun(of_pipelines.RankRun):
             feature_of(self.case).before_step(self.models, self.case, step)
         super()._run_phase(step, index, phase)
 
+    def _update(self, name: str) -> torch.Tensor | None:
+        update = getattr(feature_of(self.case), "update", None)
+        return super()._update(name) if update is None else update(self, name, super()._update)
+
     def _local(self, kind: str) -> dict[str, torch.Tensor | None]:
-        found = super()._local(kind)
-        for name, model in self.models.items() if kind == "gradients" else ():
-            found |= {f"{name}.{inner}": gradient for inner, gradient in whole_gradients(model).items()}
+        registry = current_runtime()[ShardedParameters]
+        found = super()._local(kind) if kind == "buffers" else {}
+        for model_name, model in self.models.items() if kind != "buffers" else ():
+            for name, parameter in model.local_named_parameters():
+                value = parameter.grad if kind == "gradients" else parameter.detach()
+                if registry.is_sharded(parameter) and value is not None:
+                    value = registry.whole(parameter, shard_of(value))
+                found[f"{model_name}.{name}"] = None if value is None else value.to_dense()
+            if kind == "gradients":
+                found |= {f"{model_name}.{name}": gradient for name, gradient in whole_gradients(model).items()}
         return found
 
-    @property
-    def owned(self) -> int:
-        """How many elements of parameters this rank owns among replicas."""
-        return sum(map(owned_elements, self.models.values()))
+    def result(self, seconds: float) -> dict[str, Any]:
+        """This rank's row."""
+        held = [parameter for model in self.models.values() for parameter in model.local_parameters()]
+        registry = current_runtime()[ShardedParameters]
+        return {
+            **super().result(seconds),
+            "owned": sum(map(owned_elements, self.models.values())),
+            "sharded": sum(registry.is_sharded(one) for one in held),
+            "whole": sum(not registry.is_sharded(one) for one in held),
+            "elements": sum(one.numel() for one in held if registry.is_sharded(one)),
+            "held": sum(shard_of(one).numel() for one in held if registry.is_sharded(one)),
+        }
 
 
 class TensorRun(of_tensors.RankRun):
@@ -134,7 +154,7 @@ def run_case(case: MemoryCase) -> dict[str, Any]:
             pipeline = PipelineRun(case, problem)
             pipeline.run()
             smp.barrier()
-            row = {**pipeline.result(time.monotonic() - started), "owned": pipeline.owned}
+            row = pipeline.result(time.monotonic() - started)
     except Exception as error:
         traceback.print_exc()
         return row_of_failure(case.name, error)

@@ -14,7 +14,7 @@ from tests.covering import covering
 from tests.parity.job import ROOT
 
 from .cases import DividedCase, HalfCase, MemoryCase, PipelineCase, all_cases, feature_of, few
-from .features import activation_offloading
+from .features import activation_offloading, sharded_data_parallel
 from .features.activation_checkpointing import HOWS, SCHEDULES, STRATEGIES
 from .features.half_precision import LONG
 from .features.optimizer_sharding import OPTIMIZERS
@@ -34,6 +34,7 @@ CASES = [
         feature="half_precision",
         how="fp16, adamw, sharded, checkpointed",
     ),
+    next(one for one in sharded_data_parallel.CASES if one.pp == 2 and one.how == "checkpointed"),
 ]
 
 
@@ -49,6 +50,10 @@ def row(**changes: Any) -> dict[str, Any]:
         "owned": 7,
         "overflows": 3,
         "distance": 1e-4,
+        "sharded": 2,
+        "whole": 1,
+        "elements": 8,
+        "held": 4,
     }
     return usual | changes
 
@@ -101,7 +106,7 @@ def test_the_table_has_every_optimizer_dtype_and_pair_of_features() -> None:
 
 def test_the_small_choice_has_every_way_of_every_feature() -> None:
     chosen = covering(all_cases(), few)
-    assert len(chosen) < 35
+    assert len(chosen) < len(all_cases()) / 5
 
     def ways(cases: list[MemoryCase]) -> set[tuple[str, str]]:
         return {(case.feature, way) for case in cases for way in feature_of(case).ways(case)}
@@ -159,6 +164,11 @@ def test_sharding_and_half_precision_have_to_be_seen(changed: dict[str, Any]) ->
     assert judge(CASES[3], [row(**changed)] * 4).failures
     if "owned" in changed:
         assert judge(CASES[2], [row(**changed)] * 4).failures
+
+
+@pytest.mark.parametrize("changed", [{"sharded": 0}, {"whole": 0}, {"held": 8}])
+def test_shards_have_to_be_seen(changed: dict[str, Any]) -> None:
+    assert judge(CASES[4], [row(**changed)] * 4).failures
 
 
 def test_the_command_prints_a_table_and_counts() -> None:

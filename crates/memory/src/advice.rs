@@ -124,7 +124,10 @@ fn smaller_microbatches(situation: &Situation<'_>) -> Option<Advice> {
 
 fn shard_optimizer(situation: &Situation<'_>) -> Option<Advice> {
     let config = situation.config;
-    if config.shard_optimizer_state || !is_built("shard_optimizer_state") {
+    if config.shard_optimizer_state
+        || config.sharded_data_parallel_degree > 1
+        || !is_built("shard_optimizer_state")
+    {
         return None;
     }
     Some(Advice {

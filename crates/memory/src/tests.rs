@@ -134,6 +134,9 @@ fn replicas_share_the_state_of_the_optimizer_where_that_is_built() {
         saving(&half, "shard_optimizer_state"),
         built.then_some(100 * MIB)
     );
+    let sharded = r#"{"ddp": true, "sharded_data_parallel_degree": 2}"#;
+    let sharded = advice(sharded, 1, 2);
+    assert_eq!(saving(&sharded, "shard_optimizer_state"), None);
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,17 +30,24 @@ class ReplicaCollectives:
     Attributes:
         dp: Over DP_GROUP, where it has several ranks.
         rdp: Over RDP_GROUP, where it has several ranks and is not DP_GROUP.
+        shards: Over the ranks among which parameters are sharded (``sharded_data_parallel_degree``); None without it.
+        groups: Over the ranks that have the same shards, where there are several.
+        gathers: Between hosts and within them, for a gather of shards by way of one rank of each host; empty without
+            it.
     """
 
     def __init__(self) -> None:
         """Create it without collectives, which need process groups."""
         self.dp: Collectives | None = None
         self.rdp: Collectives | None = None
+        self.shards: Collectives | None = None
+        self.groups: Collectives | None = None
+        self.gathers: tuple[Collectives, ...] = ()
 
     @property
     def all(self) -> list[Collectives]:
         """The collectives of all groups."""
-        return [one for one in (self.dp, self.rdp) if one is not None]
+        return [one for one in (self.dp, self.rdp, self.shards, self.groups, *self.gathers) if one is not None]
 
 
 class Collectives:
@@ -51,11 +58,16 @@ class Collectives:
     failed step each rank tells the others what it has issued, and takes part with zeros in what it lacks.
     """
 
-    def __init__(self, runtime: Runtime, group: str = "DP_GROUP") -> None:
-        """Issue collectives over DP_GROUP, or over RDP_GROUP for what is divided over tp ranks."""
+    def __init__(self, runtime: Runtime, group: str = "DP_GROUP", ranks: Sequence[int] | None = None) -> None:
+        """Issue collectives over DP_GROUP, or over another of the runtime's process groups.
+
+        The ``ranks`` of a group that is not one of the topology must be given.
+        """
         self._runtime = runtime
         self._group = group
-        self.ranks: list[int] = runtime.place.topology.group(group, runtime.place.rank)
+        self.ranks: list[int] = list(
+            runtime.place.topology.group(group, runtime.place.rank) if ranks is None else ranks
+        )
         #: What was issued since the last step that ended well.
         self._issued: list[_Issued] = []
         #: What was issued in a step that has not ended well; None for what was waited for, whose memory may go.
@@ -84,6 +96,14 @@ class Collectives:
     def reduce(self, tensor: torch.Tensor, destination: int) -> Any:
         """Sum a tensor over the group, in place on a global rank, and return the work. Others get any values."""
         return self._issue(f"reduce to {destination}", tensor)
+
+    def gather(self, whole: torch.Tensor) -> Any:
+        """Gather a 1-D tensor of which each rank has its part, in the order of ranks, and return the work."""
+        return self._issue("gather", whole)
+
+    def scatter(self, whole: torch.Tensor, part: torch.Tensor) -> Any:
+        """Sum a 1-D tensor over the group, give each rank its part of the sum, and return the work."""
+        return self._issue("scatter", whole, part)
 
     def maximum(self, tensor: torch.Tensor) -> None:
         """Replace a tensor with the maximum over the group."""
@@ -160,20 +180,28 @@ class Collectives:
         except Exception:  # a rank is busy or gone, which the next step will see; this one has an error already
             runtime.logger.debug("collectives of a failed step are left unfinished", exc_info=True)
 
-    def _issue(self, kind: str, tensor: torch.Tensor) -> Any:
+    def _issue(self, kind: str, tensor: torch.Tensor, *more: torch.Tensor) -> Any:
         issued = (kind, tensor.numel(), str(tensor.dtype).removeprefix("torch."))
         with DeferSignals():  # one that has begun and is not listed would meet another one of the other ranks
-            work = self._start(kind, tensor)
+            work = self._start(kind, tensor, *more)
             self._issued.append(issued)
         return work
 
-    def _start(self, kind: str, tensor: torch.Tensor) -> Any:
+    def _start(self, kind: str, tensor: torch.Tensor, *more: torch.Tensor) -> Any:
         group = self._runtime.process_groups[self._group]
         work: Any
         if kind == "sum":
             work = dist.all_reduce(tensor, group=group, async_op=True)
         elif kind == "maximum":
             work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        elif kind == "gather":
+            work = dist.all_gather_into_tensor(tensor, self._part(tensor), group=group, async_op=True)
+        elif kind == "scatter":
+            (part,) = more or (torch.empty_like(self._part(tensor)),)
+            if tensor.device.type == "cpu":
+                work = _SummedWhenReceived(tensor, part, group)
+            else:
+                work = dist.reduce_scatter_tensor(part, tensor, group=group, async_op=True)
         elif kind.startswith("reduce to "):
             work = dist.reduce(tensor, int(kind.removeprefix("reduce to ")), group=group, async_op=True)
         elif kind in self._hooks:
@@ -183,6 +211,10 @@ class Collectives:
         self.works.append(work)
         self.begun += 1
         return work
+
+    def _part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a 1-D tensor."""
+        return tensor.chunk(len(self.ranks))[self.own_place]
 
     def _settle(self, deadline: float | None) -> None:
         runtime = self._runtime
@@ -204,3 +236,22 @@ class Collectives:
 
     def _channel(self, step: int) -> str:
         return f"collectives of {self._group} in step {step}"
+
+
+class _SummedWhenReceived:
+    """A sum of which each rank gets its part. That of Gloo says that it has ended only to who waits until it has."""
+
+    def __init__(self, tensor: torch.Tensor, part: torch.Tensor, group: Any) -> None:
+        self._received = torch.empty_like(tensor)
+        self._part = part
+        self._work = dist.all_to_all_single(self._received, tensor, group=group, async_op=True)
+        self._is_summed = False
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self, *timeout: Any) -> None:
+        self._work.wait(*timeout)
+        if not self._is_summed:
+            torch.sum(self._received.view(-1, self._part.numel()), 0, out=self._part)
+            self._is_summed = True

@@ -34,6 +34,9 @@ class ModelPart(Protocol):
     def owned_parameters(self) -> list[nn.Parameter]:
         """The parameters of this rank."""
 
+    def replicated_parameters(self) -> list[nn.Parameter]:
+        """Those of them whose gradients the library averages over replicas: all that are not sharded."""
+
     def owned_buffers(self) -> list[tuple[nn.Module, str]]:
         """The buffers of this rank, as their modules and names."""
 

@@ -166,7 +166,7 @@ class Replicas:
         if torch.is_grad_enabled():
             self._share_buffers()
         may_overlap = may_overlap and self._reduces_this_step
-        return self._begin_reducers(self._placement.owned_parameters(), may_overlap)
+        return self._begin_reducers(self._placement.replicated_parameters(), may_overlap)
 
     def _begin_reducers(self, parameters: list[nn.Parameter], may_overlap: bool) -> bool:
         sparse = set() if self._comm_hook is not None else sparse_parameters(self._placement.module)
@@ -178,6 +178,11 @@ class Replicas:
             if reducer is not None
         ]
         return any(began)
+
+    def leave_shards(self) -> None:
+        """Forget parameters that shards have taken the place of, in whose memory nobody computes any more."""
+        if self._reducer is not None:
+            self._begin_reducers(self._placement.replicated_parameters(), False)
 
     def _share_buffers(self) -> None:
         if self._options["broadcast_buffers"]:

@@ -55,6 +55,11 @@ class Leaves:
             self._known = frozenset(map(id, self._parameters))
         return self._known
 
+    def _is_new(self, leaf: torch.Tensor) -> bool:
+        """Whether it is a parameter that was not there when they were listed, as the whole one of shards may be."""
+        self._known = None
+        return id(leaf) in self.known
+
     def check_behind(self, nodes: Iterable[Node | None], name: str, microbatch: int) -> None:
         """Check the leaves of the graph behind nodes, in selected steps."""
         if not self.walks:
@@ -75,7 +80,7 @@ class Leaves:
 
     def check(self, leaf: torch.Tensor, name: str, microbatch: int) -> None:
         """Raise :class:`FrameError` if a leaf that a backward reaches is trained outside the models."""
-        if not self._checks or id(leaf) in self.known:
+        if not self._checks or id(leaf) in self.known or self._is_new(leaf):
             return
         if isinstance(leaf, nn.Parameter):
             raise FrameError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,8 @@ from shardwright.half_precision.cast import HALF
 _PARAMETER = "_shardwright_model_parameter"
 #: A master whose values were loaded, while those of its parameter may still be loaded.
 _LOADED = -1
+#: A master whose parameter has been written to since.
+_OLDER = -2
 
 
 class _Master(NamedTuple):
@@ -56,23 +58,24 @@ class Masters:
         return master
 
     @torch.no_grad()
-    def divide(self, parameter: torch.Tensor, kept: nn.Parameter | None, part: slice) -> None:
-        """Leave of the master of a parameter, if there is one, that of what this rank updates of it from now on.
+    def move(
+        self, parameter: torch.Tensor, to: torch.Tensor | None, values: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Make the master of a parameter, if there is one, that of what this rank updates of it from now on.
 
         Args:
             parameter: The parameter.
-            kept: The parameter itself, or a 1-D part of it in the same memory; None for nothing.
-            part: The elements of the flattened parameter that ``kept`` has.
+            to: What this rank updates of it: itself, a part of it, or None for nothing.
+            values: Returns the part of the master's values that ``to`` has.
         """
         found = self._masters.get(id(parameter))
-        if found is None or found.parameter is not parameter or kept is parameter:
+        if found is None or found.parameter is not parameter or to is parameter:
             return
         del self._masters[id(parameter)]
         version = self._versions.pop(id(parameter))
-        if kept is not None:
-            if found.is_copy:
-                self.of(kept).copy_(found.tensor.reshape(-1)[part])
-            self._versions[id(kept)] = version
+        if to is not None and found.is_copy:
+            self.of(to).copy_(values(found.tensor))
+            self._versions[id(to)] = {parameter._version: to._version, _LOADED: _LOADED}.get(version, _OLDER)
 
     def copies(self, parameters: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the place of each parameter that has a master of its own memory, and the master's values."""

@@ -73,6 +73,24 @@ class Place:
         return bool(self.cfg.shard_optimizer_state) and len(self.dp_ranks) > 1
 
     @property
+    def shards_parameters(self) -> bool:
+        """Whether data-parallel ranks hold shards of parameters (``sharded_data_parallel_degree``)."""
+        return int(self.cfg.sharded_data_parallel_degree) > 1
+
+    @cached_property
+    def shard_ranks(self) -> list[int]:
+        """The global ranks among which parameters are sharded."""
+        return self.shard_groups(self.rank)[0]
+
+    def shard_groups(self, rank: int) -> tuple[list[int], list[int]]:
+        """Return the ranks among which a rank's parameters are sharded, and those that have the same shards as it."""
+        degree = int(self.cfg.sharded_data_parallel_degree)
+        replicas = list(self.topology.group("DP_GROUP", rank))
+        place = replicas.index(rank)
+        first = place // degree * degree
+        return replicas[first : first + degree], replicas[place % degree :: degree]
+
+    @property
     def device(self) -> torch.device:
         """The device of this rank."""
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -9,6 +9,7 @@ import torch
 
 from shardwright.half_precision import gradient_dtype
 from shardwright.half_precision.cast import HALF
+from shardwright.sharded_data_parallel.parameters import shard_of
 
 #: Tensors of the size of a parameter that an optimizer keeps for it, by the options of its group.
 _COPIES: Mapping[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], int]] = {
@@ -66,7 +67,7 @@ def _has_master(optimizer: Any, parameter: torch.Tensor) -> bool:
 
 
 def _master_bytes(parameter: torch.Tensor) -> int:
-    return parameter.numel() * torch.float32.itemsize
+    return shard_of(parameter).numel() * torch.float32.itemsize
 
 
 def expected_gradient_bytes(parameters: Iterable[torch.Tensor]) -> int:
@@ -76,7 +77,7 @@ def expected_gradient_bytes(parameters: Iterable[torch.Tensor]) -> int:
         parameters: The parameters, each counted once.
     """
     trained = {id(one): one for one in parameters if one.requires_grad}
-    return sum(one.numel() * gradient_dtype(one).itemsize for one in trained.values())
+    return sum(shard_of(one).numel() * gradient_dtype(one).itemsize for one in trained.values())
 
 
 def state_bytes(optimizers: Iterable[Any]) -> int:
@@ -97,7 +98,8 @@ def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements; of a sparse tensor, of its values and indices."""
+    """Return the bytes of a tensor's elements; of a sparse tensor, of its values and indices; of a sharded, here."""
+    tensor = shard_of(tensor)
     if tensor.layout is torch.sparse_coo:
         return nbytes(tensor._values()) + nbytes(tensor._indices())
     return tensor.numel() * tensor.element_size()

@@ -12,8 +12,10 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution.task import running_task
+from shardwright.job.runtime import current_runtime
 from shardwright.model.distributed import DistributedModel
 from shardwright.model.state_dict import IncompatibleKeys
+from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 AverageOne = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 AverageMany = Callable[[list[torch.Tensor], list[torch.Tensor], torch.Tensor], Any]
@@ -69,7 +71,11 @@ class AveragedModel:
         self._take_over()
 
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return each average with its current tensor, and drop averages of tensors that this rank no longer owns."""
+        """Return each average with its current tensor, and drop averages of tensors that this rank no longer owns.
+
+        Of a parameter that is sharded over data-parallel ranks, both are this rank's shard.
+        """
+        self.model.placement.reset_shards()
         pairs = []
         now: tuple[tuple[dict[str, torch.Tensor], Iterator[tuple[str, torch.Tensor]]], ...] = (
             (self._parameters, self.model.local_named_parameters()),
@@ -79,8 +85,13 @@ class AveragedModel:
             kept = {name: (averages.get(name), tensor) for name, tensor in current}
             averages.clear()
             for name, (average, tensor) in kept.items():
-                averages[name] = tensor.detach().clone() if average is None else average
-                pairs.append((averages[name], tensor))
+                shard = shard_of(tensor)
+                if average is None:
+                    average = shard.detach().clone()
+                elif shard is not tensor and average.shape == tensor.shape:  # made before it was sharded
+                    average = current_runtime()[ShardedParameters].cut(average)
+                averages[name] = average
+                pairs.append((average, shard))
         return pairs
 
     @torch.no_grad()
@@ -120,8 +131,9 @@ class AveragedModel:
     def applied(self) -> Iterator[DistributedModel]:
         """Give the model the averaged weights within the block, for an evaluation. Every rank must enter it.
 
-        Nothing is copied: weights and averages exchange their storage. The trained weights and buffers are restored on
-        exit. Do not train within the block, because changes made there would be lost.
+        Nothing is copied: weights and averages exchange their storage, or their values where weights are shards. The
+        trained weights and buffers are restored on exit. Do not train within the block, because changes made there
+        would be lost.
         """
         pairs = self._pairs()
         self._exchange(pairs)
@@ -130,10 +142,17 @@ class AveragedModel:
         finally:
             self._exchange(pairs)
 
-    @staticmethod
-    def _exchange(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    @torch.no_grad()
+    def _exchange(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.model.placement.reset_shards()
+        has_shards = self.model.placement.sharding is not None
         for average, current in pairs:
-            average.data, current.data = current.data, average.data
+            if has_shards:  # views of them are sent
+                kept = average.clone()
+                average.copy_(current)
+                current.copy_(kept)
+            else:
+                average.data, current.data = current.data, average.data
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this rank's part of the averages, marked by ``_smp_is_partial``, without communication."""

@@ -243,6 +243,10 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         Raises:
             ConfigError: ``overlapping_allreduce`` is off, or ``shard_optimizer_state`` is on.
         """
+        if self._runtime.place.shards_parameters:
+            raise ConfigError(
+                "register_comm_hook with sharded_data_parallel_degree, whose gradients go to shards: use one of them"
+            )
         if self._runtime.place.shards_optimizer_state:
             raise ConfigError(
                 "register_comm_hook reduces gradients to all data-parallel ranks, and shard_optimizer_state to their "
@@ -274,6 +278,12 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """
         if not enable:
             return nullcontext()
+        if self._runtime.place.shards_parameters:
+            raise ConfigError(
+                "model.join() with sharded_data_parallel_degree: a rank that has no batches left would not gather the "
+                "parameters of which it has shards. Give all data-parallel ranks the same number of batches, as "
+                "smp.DistributedSampler does"
+            )
         if self._runtime.place.shards_optimizer_state:
             raise ConfigError(
                 "model.join() with shard_optimizer_state: a rank that has no batches left would not update its share "

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from shardwright import _core, logs
 from shardwright.activation_checkpointing.interception import intercept_marked
@@ -31,6 +29,7 @@ from shardwright.half_precision import accumulate_in_float32
 from shardwright.huggingface import prepare
 from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime
+from shardwright.model.hooks import PostPartitionHooks
 from shardwright.model.models import Models
 from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.model.sentinel import PLACEHOLDERS, is_sentinel
@@ -38,12 +37,15 @@ from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.partition.report import announce
 from shardwright.scheduling import Scheduling
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
+from shardwright.sharded_data_parallel.units import check_live
 from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.module import ShardedTensors
 from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
+    from shardwright.sharded_data_parallel.sharding import ModelSharding
 
 
 #: Logged once when a model is divided without a trace.
@@ -52,31 +54,6 @@ _NOT_TRACED = (
     "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
     "module changes, which microbatches would overwrite. Leave it off unless the model has none"
 )
-
-
-class PostPartitionHooks:
-    """Hooks that run once, as ``hook(model, optimizer)``."""
-
-    def __init__(self) -> None:
-        """Start without hooks."""
-        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-
-    def register(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Add a hook."""
-        handle = RemovableHandle(self._hooks)
-        self._hooks[handle.id] = hook
-        return handle
-
-    def __bool__(self) -> bool:
-        """Return whether any hook has not run yet."""
-        return bool(self._hooks)
-
-    def run(self, model: DistributedModel, optimizer: Any) -> None:
-        """Run the hooks in order, and remove them."""
-        hooks = list(self._hooks.values())
-        self._hooks.clear()
-        for hook in hooks:
-            hook(model, optimizer)
 
 
 class Placement:
@@ -99,6 +76,8 @@ class Placement:
         self.sharded = ShardedTensors(module)
         self.sharded.name_modules()
         self.replicas = Replicas(self, model._options)
+        #: The parameters that are sharded over data-parallel ranks; None as long as all are whole.
+        self.sharding: ModelSharding | None = None
         self._synchronises = self._spans_state = False
         #: On a root: the decision until all peers have applied it, and the step in which it was last sent.
         self._undelivered: tuple[Decision, int] | None = None
@@ -148,6 +127,7 @@ class Placement:
         self._widen_gradients()
         self._seed_calls(self._modules)
         self.replicas.join_group()
+        self.shard()
         self._finish()
 
     def partition(self, call: Callable[[], Any]) -> None:
@@ -243,6 +223,8 @@ class Placement:
                 runtime[Turn].attributes.add(self.module.get_submodule(path), attribute)
         if self.one_at_a_time:
             runtime.server.run_microbatches_one_at_a_time()
+        if runtime.place.shards_parameters:
+            check_live(runtime, self.module, self.owned_parameters())
         materialise(self.ownership.local_parameters(), runtime.place.device)
         if runtime.place.device.type != "cpu":
             self._move_to(runtime.place.device)
@@ -372,6 +354,31 @@ class Placement:
     def owned_parameters(self) -> list[nn.Parameter]:
         """Return the parameters whose gradients this rank accumulates, each once, in the model's order."""
         return self.owned_tensors()[0]
+
+    def replicated_parameters(self) -> list[nn.Parameter]:
+        """Return those of them that are not sharded over data-parallel ranks."""
+        registry = self.runtime[ShardedParameters]
+        return [one for one in self.owned_parameters() if not registry.is_sharded(one)]
+
+    def reset_shards(self) -> None:
+        """Have all sharded parameters be shards, whatever was gathered between steps."""
+        if self.sharding is not None:
+            self.sharding.reset()
+
+    def shard(self) -> None:
+        """Shard the parameters over data-parallel ranks, once their values are equal, if the job does so.
+
+        In a pipeline this is done between steps: the step that divides a model runs with whole parameters.
+        """
+        if not self.runtime.place.shards_parameters or self.sharding is not None or self.replicas.is_accumulating:
+            return
+        from shardwright.sharded_data_parallel.sharding import ModelSharding  # imports much of torch
+
+        with torch.inference_mode(False):  # training may follow
+            self.sharding = ModelSharding(self.runtime, self.module, self.owned_parameters(), f"model {self.model_id}")
+        for optimizer in self.runtime[Models].optimizers:
+            optimizer.take_over_shards()
+        self.replicas.leave_shards()
 
     def owned_buffers(self) -> list[tuple[nn.Module, str]]:
         """Return the module and name of each buffer that this rank holds."""

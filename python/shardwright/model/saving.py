@@ -29,7 +29,12 @@ class Saving(nn.Module):
     placement: Placement
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of the state dict, marked by the key ``_smp_is_partial``, without communication."""
+        """Return this rank's part of the state dict, marked by the key ``_smp_is_partial``, without communication.
+
+        With ``sharded_data_parallel_degree`` it has whole parameters, on the CPU, which are gathered: the ranks that
+        shard them must all call this method.
+        """
+        self.placement.reset_shards()
         return local_state_dict(self.module, self.placement.ownership)
 
     def state_dict(  # type: ignore[override]
@@ -43,9 +48,10 @@ class Saving(nn.Module):
         """Return the state dict of the whole model, on the CPU.
 
         Every rank of a model replica (MP_GROUP: the pipeline and, with distributed modules, its tensor-parallel ranks)
-        must call this method; one replica (``smp.rdp_rank() == 0``) is enough. Tensors of distributed modules are whole
-        in the result. Before the model is divided over pipeline ranks, and without distributed modules, nothing is sent
-        or moved.
+        must call this method; one replica (``smp.rdp_rank() == 0``) is enough, but with
+        ``sharded_data_parallel_degree`` every rank must. Tensors of distributed modules, and sharded parameters, are
+        whole in the result. Before the model is divided over pipeline ranks, and without distributed modules and
+        sharded parameters, nothing is sent or moved.
 
         Args:
             gather_to_rank0: Return it on the first rank of the replica only, and ``{}`` on the others.
@@ -57,7 +63,7 @@ class Saving(nn.Module):
         Raises:
             ConfigError: `keep_vars` is set for a model that is divided.
         """
-        if keep_vars and (self._is_sharded or self.placement.ownership is not None):
+        if keep_vars and (self._is_sharded or self.placement.ownership or self.placement.sharding):
             raise ConfigError(
                 "model.state_dict(keep_vars=True) of a model that is divided over ranks: what is gathered are copies, "
                 "with no part in the autograd graph; use keep_vars=False, or model.local_named_parameters()"
@@ -82,8 +88,9 @@ class Saving(nn.Module):
         if self._is_sharded:
             shardings = self.placement.sharded.by_name()
             return whole_state_dict(self.module, self.placement.ownership, shardings, to_first=gather_to_rank0)
-        if self.placement.ownership is None:
+        if self.placement.ownership is None and self.placement.sharding is None:
             return self.module.state_dict(keep_vars=keep_vars)
+        self.placement.reset_shards()
         return state_dict(self.module, self.placement.ownership, to_first=gather_to_rank0)
 
     def load_state_dict(
@@ -115,6 +122,7 @@ class Saving(nn.Module):
 
     def _load(self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool) -> IncompatibleKeys:
         ownership = self.placement.ownership
+        self.placement.reset_shards()
         if self._is_sharded and not same_partition_load and not state_dict.get(PARTIAL_KEY, False):
             tp_ranks = self.placement.runtime.place.tp_ranks
             return load_whole_state_dict(
@@ -171,6 +179,11 @@ class Saving(nn.Module):
         Raises:
             ConfigError: Modules are divided over tensor-parallel ranks, and can only run together.
         """
+        if self.placement.runtime.place.shards_parameters:
+            raise ConfigError(
+                "model.cpu() with sharded_data_parallel_degree: its modules gather parameters, which are shards; load "
+                "model.state_dict(), which is whole, into a module of one process"
+            )
         if self._is_sharded:
             raise ConfigError(
                 f"model.cpu() with tensor_parallel_degree {len(self.placement.runtime.place.tp_ranks)}: "

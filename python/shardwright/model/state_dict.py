@@ -13,9 +13,11 @@ from torch import nn
 
 from shardwright.errors import PartitionError
 from shardwright.job.ranks import PP_GROUP
+from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.ownership import Ownership
 from shardwright.model.sentinel import Sentinel, is_sentinel
+from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 PARTIAL_KEY = "_smp_is_partial"
 """The key that marks a state dict as one rank's part. The value False marks a whole one that needs no conversion."""
@@ -31,9 +33,13 @@ class IncompatibleKeys(NamedTuple):
 
 
 def local_state_dict(module: nn.Module, ownership: Ownership | None = None) -> OrderedDict[str, Any]:
-    """Return the part of ``module.state_dict()`` whose values this rank holds, marked by ``_smp_is_partial``."""
+    """Return the part of ``module.state_dict()`` whose values this rank holds, marked by ``_smp_is_partial``.
+
+    Parameters that are sharded over data-parallel ranks are gathered, whole, in host memory; these ranks must all call
+    this.
+    """
     part: OrderedDict[str, Any] = OrderedDict(
-        (key, value)
+        (key, _whole(value))
         for key, value in module.state_dict().items()
         if not is_sentinel(value) and not _is_remote_extra(key, ownership)
     )
@@ -101,8 +107,31 @@ def load_state_dict(
     with _placeholders(module), warnings.catch_warnings():
         # PyTorch warns that copying to a placeholder has no effect, which is intended here.
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
-        loaded = module.load_state_dict(given, strict=strict)
+        loaded = module.load_state_dict(_sharded(module, given), strict=strict)
     return IncompatibleKeys(list(loaded.missing_keys), list(loaded.unexpected_keys))
+
+
+def _whole(value: Any) -> Any:
+    runtime = find_runtime()
+    if runtime is None or shard_of(value) is value:
+        return value
+    return runtime[ShardedParameters].whole(value, shard_of(value)).cpu()
+
+
+def _sharded(module: nn.Module, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values for sharded parameters in their form; values of other shapes are left to torch, which refuses."""
+    runtime = find_runtime()
+    if runtime is None or not (registry := runtime[ShardedParameters]):
+        return given
+    sharded = {
+        name: parameter
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if registry.is_sharded(parameter)
+    }
+    return OrderedDict(
+        (name, registry.distributed(value) if name in sharded and value.shape == sharded[name].shape else value)
+        for name, value in given.items()
+    )
 
 
 def _absent_elsewhere(module: nn.Module, ownership: Ownership | None) -> Iterator[tuple[str, Any]]:

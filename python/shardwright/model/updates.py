@@ -14,6 +14,7 @@ from shardwright.errors import ConfigError, PartialUpdateError, RemoteError
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
 
 _HINT = (
     "the weights of ranks may differ, so no step can run. Load weights on every rank (model.load_state_dict), with the "
@@ -82,6 +83,14 @@ class Updates:
         self._begun.pop(-id(optimizer), None)
 
     def _check_owners(self, optimizer: torch.optim.Optimizer) -> None:
+        registry = self._runtime[ShardedParameters]
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if registry and any(registry.now(parameter) is not parameter for parameter in trained):
+            raise ConfigError(
+                f"{type(optimizer).__name__}.step() of an optimizer with parameters from before their model was "
+                "sharded (sharded_data_parallel_degree), which nobody uses any more: wrap it, optimizer = "
+                "smp.DistributedOptimizer(optimizer), or create it from model.parameters() afterwards"
+            )
         shards = self._runtime[ParameterShards]
         if not shards or any(one is optimizer for one in self._runtime[Models].optimizers):
             return

@@ -18,6 +18,7 @@ from shardwright.job.runtime import current_runtime, find_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
+from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 Counted = TypeVar("Counted", bound=torch.Tensor)
 
@@ -32,8 +33,8 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clip gradients by their norm over the whole model.
 
-    All ranks of MP_GROUP, with ``shard_optimizer_state`` all ranks of the job, must call this, outside the step
-    function. The counterpart of
+    All ranks of MP_GROUP, with ``shard_optimizer_state`` or ``sharded_data_parallel_degree`` all ranks of the job,
+    must call this, outside the step function. The counterpart of
     ``torch.nn.utils.clip_grad_norm_``: the norm is taken over the gradients of all pipeline- and tensor-parallel ranks,
     and each parameter counts once. All ranks scale their gradients by the same factor.
 
@@ -57,7 +58,7 @@ def clip_grad_norm_(
     refuse_scaled("smp.clip_grad_norm_")
     local = _local_parameters(parameters)
     runtime = find_runtime()
-    shards = runtime is not None and runtime.place.shards_optimizer_state
+    shards = runtime is not None and (runtime.place.shards_optimizer_state or runtime.place.shards_parameters)
     counted = counted_here(local, norm_type, "smp.clip_grad_norm_")
     return clip_gradients(
         _gradients(local),
@@ -188,7 +189,7 @@ def counted_here(parameters: list[Counted], norm_type: float, operation: str) ->
 def counted_over_replicas(
     parameters: list[Counted], norm_type: float, operation: str
 ) -> list[tuple[Counted, Slice | None]]:
-    """Select the parameters, or parts of them, that no other data-parallel rank counts, if optimizer state is sharded.
+    """Select the parameters, or parts of them, that no other data-parallel rank counts, where these share the updates.
 
     Args:
         parameters: The parameters.
@@ -196,36 +197,41 @@ def counted_over_replicas(
         operation: The name of the calling function, for error messages.
 
     Returns:
-        Parameters, each with the part that counts; None for the whole.
+        Parameters, each with the part that counts; None for all that this rank holds of it.
 
     Raises:
         ConfigError: ``norm_type`` is not positive and ranks have parts of a parameter.
     """
     runtime = current_runtime()
-    shards, rank = runtime[ParameterShards], runtime.place.rank
+    shards, registry, place = runtime[ParameterShards], runtime[ShardedParameters], runtime.place
     found: list[tuple[Counted, Slice | None]] = []
     for parameter in parameters:
-        slices = shards.assigned(parameter)
-        if slices is not None and len(slices) > 1 and not norm_type > 0:
+        slices, is_sharded = shards.assigned(parameter), registry.is_sharded(parameter)
+        if (is_sharded or (slices is not None and len(slices) > 1)) and not norm_type > 0:
+            key = "sharded_data_parallel_degree" if is_sharded else "shard_optimizer_state"
             raise ConfigError(
-                f"{operation}: norm_type is {norm_type}; with shard_optimizer_state it has to be positive: "
-                "other norms of a whole do not follow from those of its parts"
+                f"{operation}: norm_type is {norm_type}; with {key} it has to be positive: other norms of a whole do "
+                "not follow from those of its parts"
             )
-        own = shards.own(parameter, rank)
+        if is_sharded:
+            if place.dp_ranks[0] in place.shard_ranks and shard_of(parameter).numel():
+                found.append((parameter, None))
+            continue
+        own = shards.own(parameter, place.rank)
         if own is not None and own.stop - own.start < parameter.numel():
             found.append((parameter, own))
-        elif own is not None or (slices is None and rank == runtime.place.rdp_ranks[0]):
+        elif own is not None or (slices is None and place.rank == place.rdp_ranks[0]):
             found.append((parameter, None))
     return found
 
 
 def _own_gradients(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
     counted = counted_over_replicas(parameters, norm_type, "smp.clip_grad_norm_")
-    return [one.grad if part is None else part.of(one.grad) for one, part in counted if one.grad is not None]
+    return [shard_of(one.grad) if part is None else part.of(one.grad) for one, part in counted if one.grad is not None]
 
 
 def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [shard_of(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

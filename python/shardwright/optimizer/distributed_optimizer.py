@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,20 @@ from shardwright.half_precision import half_dtype
 from shardwright.half_precision.loss_scaler import scaler_of
 from shardwright.job.explained import explain
 from shardwright.job.ranks import PP_GROUP, RDP_GROUP, WORLD
-from shardwright.job.runtime import Runtime, find_runtime
+from shardwright.job.runtime import current_runtime, find_runtime
 from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
-from shardwright.optimizer.half_precision import HalfPrecision, without_half_precision
+from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
+from shardwright.optimizer.master_state import without_half_precision
+from shardwright.optimizer.refusals import refuse_optimizer
 from shardwright.optimizer.sharding.share import Share
 from shardwright.optimizer.sharding.state import copied, is_share, merged_shares, shares_in, to_share
 from shardwright.optimizer.sharding.step import sharded_step
+from shardwright.optimizer.shards import shards_step, take_over, with_cut_state, with_whole_state
+from shardwright.sharded_data_parallel.exchange import in_place_of_shards
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
@@ -103,6 +106,10 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             pending, self._pending = self._pending, None
             self._load_whole(pending)
 
+    def take_over_shards(self) -> None:
+        """Put sharded parameters in the places of those that they were made of."""
+        self._layout = take_over(current_runtime(), self, self._layout)
+
     def _groups(self) -> list[GroupLayout]:
         return [GroupLayout.of(group) for group in self.param_groups] if self._layout is None else self._layout
 
@@ -133,7 +140,9 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         if runtime is None:
             return self._update_here(closure)
         try:
-            if (share := self._own_share()) is None:
+            if runtime.place.shards_parameters:
+                loss = shards_step(runtime, self, closure, self._update_here)
+            elif (share := self._own_share()) is None:
                 loss = self._update_here(closure)
             else:
                 loss = sharded_step(runtime, self, share, _original_class(self), closure, self._update_here)
@@ -185,6 +194,14 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             whole.keep_local(group)
         self._own_share()
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of this rank's parameters."""
+        if set_to_none:
+            super().zero_grad()
+            return
+        with in_place_of_shards(find_runtime(), self):  # PyTorch does not clear shards and others together
+            super().zero_grad(set_to_none=False)
+
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any] | list[dict[str, Any]]:
         """Return this rank's part of the state, without communication unless optimizer state is sharded.
 
@@ -208,14 +225,14 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         With ``shard_optimizer_state`` it has this rank's share, numbered by itself: whole parameters, and 1-D parts.
         """
         share = self._own_share()
-        with contextlib.nullcontext() if share is None else share.in_groups(self):
+        with in_place_of_shards(find_runtime(), self) if share is None else share.in_groups(self):
             return super().state_dict()
 
     def _part(self) -> dict[str, Any]:
         """Return this rank's part of the state, numbered as in the whole model."""
         layout, share, runtime = self._groups(), self._own_share(), find_runtime()
         if share is None or runtime is None:
-            return {**to_global(super().state_dict(), layout), PARTIAL_KEY: True}
+            return {**with_whole_state(runtime, to_global(self.orig_state_dict(), layout), layout), PARTIAL_KEY: True}
         places = share.places(layout)
         part = to_global(self.orig_state_dict(), layout, places)
         return to_share(part, runtime, share, layout, places)
@@ -238,7 +255,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         part = self._part()
         if is_share(part):
             return merged_shares(gather_over(WORLD, copied(part), _WHOLE), *_tp_place())
-        if self._layout is None:
+        if self._layout is None and not _shards_parameters():
             return super().state_dict()
         return merged(self._gather(on_cpu(part)))
 
@@ -285,7 +302,8 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         """Load this rank's part of a whole state dict."""
         layout, share = self._groups(), self._own_share()
         if share is None:
-            super().load_state_dict(to_local(whole, layout))
+            with in_place_of_shards(find_runtime(), self):
+                super().load_state_dict(with_cut_state(find_runtime(), to_local(whole, layout), layout))
             return
         places = share.places(layout)
         local = to_local(whole, layout, places)
@@ -333,7 +351,7 @@ def _wrap(
     if isinstance(optimizer, DistributedOptimizer):
         return optimizer
     if runtime is not None:
-        _refuse_optimizer(optimizer, runtime, dtype)
+        refuse_optimizer(optimizer, runtime, dtype)
     optimizer.__class__ = _distributed_class(type(optimizer), is_half=dtype is not None)
     assert isinstance(optimizer, DistributedOptimizer), "it was just made one"
     if isinstance(optimizer, HalfPrecision):
@@ -343,33 +361,9 @@ def _wrap(
     if any(is_sentinel(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         optimizer.localise()
     optimizer._own_share()
+    if runtime is not None and runtime.place.shards_parameters:
+        optimizer.take_over_shards()
     return optimizer
-
-
-def _refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype | None) -> None:
-    """Raise if the job updates parameters in a way that the optimizer does not allow."""
-    shards = runtime.place.shards_optimizer_state
-    if shards and getattr(optimizer, "steps_on_all_ranks", False):
-        raise ConfigError(
-            f"{type(optimizer).__name__} exchanges norms of all parameters, of which each rank updates a share; use "
-            "shard_optimizer_state=False or another optimizer"
-        )
-    if not isinstance(optimizer, torch.optim.LBFGS):
-        return
-    needs = "torch.optim.LBFGS needs dot products over all parameters of the model"
-    if runtime.place.pp_size > 1:
-        raise ConfigError(
-            f"{needs}, which several pipeline ranks hold; use pipeline_parallel_degree 1 or another optimizer"
-        )
-    if shards:
-        raise ConfigError(
-            f"{needs}, of which each rank updates a share; use shard_optimizer_state=False or another optimizer"
-        )
-    if dtype is not None:
-        raise ConfigError(
-            "torch.optim.LBFGS evaluates the model during its update, which master weights of fp16 and bf16 do not "
-            "allow; use another optimizer"
-        )
 
 
 def _distributed_class(original: type[Optimizer], *, is_half: bool) -> type[DistributedOptimizer]:
@@ -386,6 +380,10 @@ def _original_class(optimizer: Optimizer) -> type[Optimizer]:
     """The class of the optimizer that was wrapped."""
     original: type[Optimizer] = type(optimizer).__bases__[-1]
     return original
+
+
+def _shards_parameters() -> bool:
+    return (runtime := find_runtime()) is not None and runtime.place.shards_parameters
 
 
 def _tp_place() -> tuple[int, int]:

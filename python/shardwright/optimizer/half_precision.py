@@ -20,13 +20,12 @@ from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.optimizer.clip import clip_gradients, counted_here, counted_over_replicas
+from shardwright.optimizer.master_state import MASTER_KEY, SCALER_KEY, taken_apart
+from shardwright.sharded_data_parallel.exchange import in_place_of_shards
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
 
 if TYPE_CHECKING:
     from shardwright.optimizer.sharding.share import Share
-
-#: In the state of a parameter.
-MASTER_KEY = "master_weight"
-SCALER_KEY = "loss_scaler"
 
 
 class HalfPrecision(Optimizer):
@@ -37,8 +36,8 @@ class HalfPrecision(Optimizer):
     dtype. In ``fp16``, ``model.backward`` multiplies the loss by :attr:`loss_scale`, and gradients are divided by it
     in float32. If a gradient overflows on any rank, all ranks skip the update.
 
-    With ``shard_optimizer_state`` a rank has masters of its share only: within the methods below, the groups hold what
-    it updates.
+    With ``shard_optimizer_state`` or ``sharded_data_parallel_degree`` a rank has masters of its share, or shards, only:
+    within the methods below, the groups hold what it updates.
 
     Attributes:
         overflow: Whether a gradient was not finite in the last :meth:`step` (or :meth:`clip_master_grads` since), on
@@ -74,7 +73,12 @@ class HalfPrecision(Optimizer):
     def _updating(self) -> contextlib.AbstractContextManager[None]:
         """Let the groups hold what this rank updates, with its gradients, inside the block."""
         share = self._own_share()
-        return contextlib.nullcontext() if share is None else share.updating(self)
+        return in_place_of_shards(current_runtime(), self) if share is None else share.updating(self)
+
+    def _updated(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return what the groups hold of a parameter, of which this rank updates something, inside that block."""
+        share = self._own_share()
+        return current_runtime()[ShardedParameters].local(parameter) if share is None else share.updated(parameter)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -126,18 +130,35 @@ class HalfPrecision(Optimizer):
             FrameError: Called inside a step function.
             ShardwrightError: See :meth:`step`.
         """
-        operation, share = f"{self._name}.clip_master_grads", self._own_share()
-        counted = counted_here(list(self._parameters()), norm_type, operation)
-        if share is not None:
-            counted = [share.updated(one) for one, _ in counted_over_replicas(counted, norm_type, operation)]
+        if current_runtime().place.shards_parameters:
+            raise ConfigError(
+                f"{self._name}.clip_master_grads with sharded_data_parallel_degree, under which step() clips the "
+                "masters' gradients by the configuration key sdp_gradient_clipping: set it to this max_norm"
+            )
+        return float(self.clip_masters(max_norm, norm_type, "clip_master_grads"))
+
+    @torch.no_grad()
+    def clip_masters(self, max_norm: float, norm_type: float, operation: str) -> torch.Tensor | float:
+        """Do what :meth:`clip_master_grads` does; not for scripts.
+
+        Args:
+            max_norm: The maximum norm.
+            norm_type: The order of the norm.
+            operation: The name of the calling method, for error messages.
+        """
+        what, share = f"{self._name}.{operation}", self._own_share()
+        here, group = counted_here(list(self._parameters()), norm_type, what), MP_GROUP
+        counted: list[torch.Tensor] = [*here]
+        if share is not None or current_runtime().place.shards_parameters:
+            counted = [self._updated(one) for one, _ in counted_over_replicas(here, norm_type, what)]
+            group = WORLD
         with self._updating():
-            self.overflow = self._take_gradients("clip_master_grads")
+            self.overflow = self._take_gradients(operation)
             gradients = self._masters.gradients(self._parameters())
         if self.overflow:
             return -1.0
         self._clipped = True
-        of_replicas, group = self._masters.gradients(counted), MP_GROUP if share is None else WORLD
-        return float(clip_gradients(gradients, of_replicas, max_norm, norm_type, operation, group=group))
+        return clip_gradients(gradients, self._masters.gradients(counted), max_norm, norm_type, what, group=group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the model's parameters and of the masters.
@@ -293,7 +314,7 @@ class HalfPrecision(Optimizer):
         share = self._own_share()
         for parameter in self._parameters():
             if id(parameter) in placed and parameter.requires_grad and (share is None or share.is_here(parameter)):
-                self._masters.of(parameter if share is None else share.updated(parameter))
+                self._masters.of(self._updated(parameter))
         self.reload_model_params()
 
     def reload_model_params(self) -> None:
@@ -305,9 +326,11 @@ class HalfPrecision(Optimizer):
         with self._updating():
             self._masters.take_from_model()
 
-    def divide_master(self, parameter: torch.Tensor, kept: nn.Parameter | None, part: slice) -> None:
-        """Leave of a parameter's master what this rank updates from now on; see ``Masters.divide``. Not for scripts."""
-        self._masters.divide(parameter, kept, part)
+    def move_master(
+        self, parameter: torch.Tensor, to: torch.Tensor | None, values: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Leave of a parameter's master what this rank updates from now on; see ``Masters.move``. Not for scripts."""
+        self._masters.move(parameter, to, values)
 
     def _placed(self) -> list[Any]:
         return [placement for placement in current_runtime()[Models].placements if placement.partitioned]
@@ -332,7 +355,7 @@ class HalfPrecision(Optimizer):
             ValueError: The groups, or the shape of a master weight, are not those of this optimizer.
             ConfigError: The loss scaler's state cannot be read.
         """
-        state, masters = _taken_apart(state_dict["state"])
+        state, masters = taken_apart(state_dict["state"])
         parameters = list(self._parameters())
         for number, values in masters.items():
             if number < len(parameters) and values.shape != parameters[number].shape:
@@ -356,25 +379,6 @@ class HalfPrecision(Optimizer):
         """Load the loss scaler's state from an optimizer's state dict, if it is there; not for scripts."""
         if SCALER_KEY in state_dict:
             self._scaler.load_state_dict(state_dict[SCALER_KEY])
-
-
-def without_half_precision(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state dict without master weights and the loss scaler's state."""
-    state, _ = _taken_apart(state_dict["state"])
-    return {**{key: value for key, value in state_dict.items() if key != SCALER_KEY}, "state": state}
-
-
-def _taken_apart(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
-    """Divide an optimizer's state into that of the wrapped optimizer and the master weights."""
-    masters = {key: one[MASTER_KEY] for key, one in state.items() if isinstance(one, dict) and MASTER_KEY in one}
-    kept: dict[Any, Any] = {}
-    for key, entry in state.items():
-        if key in masters:
-            entry = {name: value for name, value in entry.items() if name != MASTER_KEY}
-            if not entry:
-                continue
-        kept[key] = entry
-    return kept, masters
 
 
 def _identity(gradient: torch.Tensor) -> int:

@@ -51,6 +51,7 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
     runtime[Models].pending_controls.clear()
     undone = [attempt(transaction.rollback), attempt(functools.partial(_put_back_state, runtime))]
     undone += [attempt(placement.replicas.abandon_step) for placement in runtime[Models].placements]
+    undone += [attempt(placement.reset_shards) for placement in runtime[Models].placements]
     if (group := runtime.find(TensorGroup)) is not None:
         group.abandon_step()
     for collectives in runtime[ReplicaCollectives].all:

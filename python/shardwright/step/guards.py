@@ -26,6 +26,7 @@ from shardwright.model.updates import Updates
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.optimizer.clip import refuse_scaled
 from shardwright.patches import original_of
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
 
 
 def refuse_in_step(what: str, hint: str) -> None:
@@ -219,10 +220,12 @@ def _refuse_part_of_norm(runtime: Runtime, gradients: list[torch.Tensor]) -> Non
             continue
         whole = runtime.place.pp_size == 1 and not placement.is_sharded
         found = [one for one in placement.owned_parameters() if one.grad is not None and id(one.grad) in given]
-        if whole and any(shards.of(one) is not None for one in found):
+        sharded = any(map(runtime[ShardedParameters].is_sharded, found))
+        if whole and (sharded or any(shards.of(one) is not None for one in found)):
+            key = "sharded_data_parallel_degree" if sharded else "shard_optimizer_state"
             raise NotOwnedError(
                 "torch.nn.utils.clip_grad_norm_ (or get_total_norm) was given gradients that are on their owners only, "
-                f"with shard_optimizer_state: rank {runtime.place.rank} would clip by the norm of its own share. Use "
+                f"with {key}: rank {runtime.place.rank} would clip by the norm of its own share. Use "
                 "smp.clip_grad_norm_(model.parameters(), max_norm) on every rank"
             )
         if found and not whole:

@@ -18,6 +18,7 @@ from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.patches import original_of
+from shardwright.sharded_data_parallel.exchange import in_place_of_shards
 from shardwright.step.guards import parameters_of, refuse_in_step
 
 
@@ -27,7 +28,8 @@ def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
     if runtime is None:
         return False
     place = runtime.place
-    if place.pp_size == 1 and len(place.tp_ranks) == 1 and not place.shards_optimizer_state:
+    shards = place.shards_optimizer_state or place.shards_parameters
+    if place.pp_size == 1 and len(place.tp_ranks) == 1 and not shards:
         return False
     if isinstance(optimizer, DistributedOptimizer):
         return any(optimizer.trains(model) for model in runtime[Models].alive)
@@ -47,13 +49,15 @@ def unscale_grads_(
     spans = _spans_ranks(optimizer)
     if spans:
         refuse_in_step(f"{type(scaler).__name__}.unscale_ (or step)", "unscale gradients")
-    found: dict[torch.device, torch.Tensor] = original_of(unscale_grads_)(
-        scaler, optimizer, inv_scale, found_inf, *rest
-    )
+    with in_place_of_shards(find_runtime(), optimizer):
+        found: dict[torch.device, torch.Tensor] = original_of(unscale_grads_)(
+            scaler, optimizer, inv_scale, found_inf, *rest
+        )
     if not spans:
         return found
     here = any(bool(value) for value in found.values())
-    group = WORLD if current_runtime().place.shards_optimizer_state else MP_GROUP
+    place = current_runtime().place
+    group = WORLD if place.shards_optimizer_state or place.shards_parameters else MP_GROUP
     anywhere = float(any(gather_over(group, here, "GradScaler.unscale_")))
     for value in found.values():
         value.fill_(anywhere)

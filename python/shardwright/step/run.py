@@ -48,7 +48,7 @@ from shardwright.step.deferred import deferring_large
 from shardwright.step.failing import fail_step
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import MicrobatchArguments
-from shardwright.step.transaction import StepTransaction
+from shardwright.step.transaction import StepTransaction, Trained
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.timeline.trace import begin_step
 from shardwright.values import encode
@@ -116,6 +116,8 @@ def _run_once(
     runtime.step.running, runtime.step.entered = True, False
     begin_step(runtime)
     try:
+        for placement in placements:
+            placement.reset_shards()
         transaction.begin()
         runtime[Turn].attributes.begin_step()
         for kept in all_kept(placements):
@@ -123,7 +125,7 @@ def _run_once(
         runtime.add(StepWeights(runtime.place.rank, runtime.step.num_microbatches))
         runtime[_core.Sites].begin_step(runtime.step.number, step.name, predicts=predicts)
         runtime[Leaves].begin_step(
-            transaction.parameters,
+            Trained(transaction, placements),
             runtime.step.number,
             checks=runtime.place.launch.world_size * runtime.step.num_microbatches > 1,
         )
@@ -131,6 +133,7 @@ def _run_once(
         runtime[MemoryAccount].begin_step()
         with interrupts.DeliverSignals():
             taking_part = _begin_reductions(runtime, transaction, placements)
+            transaction.begin_tasks()
             results = _run_tasks(runtime, step, transaction, args, kwargs)
             runtime[MemoryAccount].end_tasks()
             if (group := runtime.find(TensorGroup)) is not None:
@@ -148,6 +151,9 @@ def _run_once(
         runtime.step.running = False
         runtime[MemoryAccount].leave_step()
         runtime[Leaves].end_step()
+    for placement in placements:
+        if placement.partitioned:
+            placement.shard()
     runtime[StateOrder].end_step(runtime)
     for kept in all_kept(placements):
         kept.end_step()
@@ -171,10 +177,14 @@ def _begin_reductions(
     if (group := runtime.find(TensorGroup)) is not None:
         group.begin_step()
     taking_part = participants(runtime, placements, runtime[Models].count)
-    may_overlap = transaction.is_plain
+    # Small collectives of whole parameters between those of sharded ones would only delay them.
+    may_overlap = transaction.is_plain and not runtime.place.shards_parameters
     for placement in taking_part:
         if placement.replicas.begin_step(may_overlap):
             may_overlap = False
+    for placement in taking_part:
+        if placement.sharding is not None:
+            placement.sharding.begin_tasks()
     return taking_part
 
 
@@ -200,6 +210,10 @@ def _prepare(
     runtime.step.committing = True
     sent = {one.model_id: one.replicas.sent_buckets for one in taking_part}
     divisor = agreed_divisor(runtime, {model: numbers for model, numbers in sent.items() if any(numbers)})
+    transaction.end_tasks()
+    for placement in taking_part:
+        if placement.sharding is not None:
+            placement.sharding.reduce_gradients()
     if (labels := runtime[StepWeights].labels) is not None and runtime[StepWeights].is_plain:
         warn_of_labels(runtime, step, labels)
     transaction.prepare(divisor.value, runtime.place.tensor_divisor, in_place=len(runtime.place.dp_ranks) == 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from shardwright.execution.turn import Turn
 from shardwright.model.placement import Placement
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState
+from shardwright.sharded_data_parallel.parameters import shard_of
 from shardwright.step.ordered import OrderedGradients
 
 #: Attributes of modules that belong to PyTorch. Gradients and buffers are restored separately.
@@ -92,13 +93,28 @@ class StepTransaction:
             parameter.grad = None
         for parameter in hooked:
             self._take_hooks(parameter)
+
+    def begin_tasks(self) -> None:
+        """Prepare for the tasks, once parameters are those with which modules compute."""
         if self._ordered_by is not None:
-            self._ordered = OrderedGradients(self.parameters, self._ordered_by)
+            trained = [
+                parameter
+                for placement in self._placements
+                if placement.sharding is not None
+                for parameter in placement.sharding.trained()
+            ]
+            self._ordered = OrderedGradients([*self.parameters, *trained], self._ordered_by)
+
+    def end_tasks(self) -> None:
+        """Complete the gradients that the tasks have made."""
+        if self._ordered is not None:
+            self._ordered.finish()
+            self._ordered = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the parameters' gradients are those of the step alone: no earlier gradients, hooks or fixed order."""
-        return not self._hooks and not self._earlier and self._ordered is None
+        return not self._hooks and not self._earlier and self._ordered_by is None
 
     def _take_hooks(self, parameter: nn.Parameter) -> None:
         held: list[dict[int, Any]] = []
@@ -121,8 +137,6 @@ class StepTransaction:
             tensor_divisor: The number of tp ranks whose samples are summed in the gradients of distributed parameters.
             in_place: Whether the sums with earlier gradients are not needed before the step has succeeded.
         """
-        if self._ordered is not None:
-            self._ordered.finish()
         if divisor != 1:
             _divide_gradients(self._averaged, divisor)
         if tensor_divisor > 1:
@@ -214,7 +228,7 @@ def _divide_gradients(parameters: list[nn.Parameter], divisor: float) -> None:
         if gradient.is_sparse:
             gradient.div_(divisor)
         else:
-            dense.append(gradient)
+            dense.append(shard_of(gradient))
     if not dense:
         return
     if math.frexp(divisor)[0] == 0.5:
@@ -232,6 +246,22 @@ def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
     An operation with a number of the gradients' own dtype takes half the time.
     """
     return torch.tensor(value, dtype=dtype, device="cpu")
+
+
+class Trained:
+    """The parameters that a step may give gradients, those among them that are whole only while it runs too."""
+
+    def __init__(self, transaction: StepTransaction, placements: Sequence[Placement]) -> None:
+        """Take those of a transaction, and of sharded models."""
+        self._transaction = transaction
+        self._placements = placements
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        """Iterate over the parameters that there are now."""
+        yield from self._transaction.parameters
+        for placement in self._placements:
+            if placement.sharding is not None:
+                yield from placement.sharding.trained()
 
 
 def _sum(earlier: torch.Tensor, new: torch.Tensor | None) -> torch.Tensor:

@@ -13,8 +13,9 @@ from shardwright.data_parallel.replicas import Replicas
 from shardwright.data_parallel.shards import ParameterShards
 from shardwright.execution.snapshot import Snapshot
 from shardwright.job.runtime import Runtime
+from shardwright.model.hooks import PostPartitionHooks
 from shardwright.model.models import Models
-from shardwright.model.placement import Placement, PostPartitionHooks
+from shardwright.model.placement import Placement
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState, preserved_random_numbers
 

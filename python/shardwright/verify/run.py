@@ -70,8 +70,8 @@ def verify(
         The report, the same on every rank.
 
     Raises:
-        ConfigError: The job has ``fp16`` or ``bf16``, an argument is not allowed, the model cannot be copied, or
-            modules of it are divided over tensor-parallel ranks.
+        ConfigError: The job has ``fp16``, ``bf16`` or ``sharded_data_parallel_degree``, an argument is not allowed, the
+            model cannot be copied, or modules of it are divided over tensor-parallel ranks.
         VerificationError: Something departs, and ``raise_on_difference`` is set.
     """
     runtime = current_runtime()
@@ -79,6 +79,11 @@ def verify(
         raise ConfigError(
             "smp.verify in a job with fp16 or bf16, whose roundings would hide what it looks for: verify the model in "
             "a job without them"
+        )
+    if runtime.place.shards_parameters:
+        raise ConfigError(
+            "smp.verify in a job with sharded_data_parallel_degree: it follows whole parameters through a step, and "
+            "these are shards between steps; verify the model in a job without it"
         )
     step, args = _step_of(step_function, args)
     if runtime.step.running or running_task() is not None:

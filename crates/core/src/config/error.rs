@@ -151,6 +151,45 @@ pub enum ConfigError {
         "the configuration key \"_fp32_grad_accumulation\" is true, which needs \"fp16\" or \"bf16\" to be true"
     )]
     NeedsHalfPrecision,
+    /// Sharded data parallelism with a feature that it cannot be combined with.
+    #[error(
+        "the configuration key \"sharded_data_parallel_degree\" is {degree}, but {key:?} is {value}, and {reason}; allowed together with it: {default}, or a \"sharded_data_parallel_degree\" of 1"
+    )]
+    NotWithSharding {
+        /// `sharded_data_parallel_degree`.
+        degree: u32,
+        /// The other key.
+        key: &'static str,
+        /// Its value, as JSON.
+        value: String,
+        /// Why.
+        reason: &'static str,
+        /// Its default, as JSON.
+        default: String,
+    },
+    /// A key of sharded data parallelism without it.
+    #[error(
+        "the configuration key {key:?} is {value}, but \"sharded_data_parallel_degree\" is 1, with which it does nothing; set a degree of 2 or more, or leave out {key:?}"
+    )]
+    NeedsSharding {
+        /// The key.
+        key: &'static str,
+        /// The value, as JSON.
+        value: String,
+    },
+    /// Replicas that cannot be divided into groups.
+    #[error(
+        "the configuration key \"sharded_data_parallel_degree\" is {degree}, and the job has {replicas} model replicas; allowed: {}",
+        allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    ShardingDegree {
+        /// `sharded_data_parallel_degree`.
+        degree: u32,
+        /// Replicas in the job.
+        replicas: u32,
+        /// The divisors of their number.
+        allowed: Vec<u32>,
+    },
     /// A key of data parallelism without data parallelism.
     #[error("the configuration key {key:?} is {value}, which needs \"ddp\" to be true")]
     NeedsDataParallelism {

@@ -9,7 +9,6 @@ const FLAG: ValueKind = ValueKind::Boolean;
 /// Degrees and numbers of microbatches travel as 32-bit indices.
 const POSITIVE: ValueKind = ValueKind::Integer(1, u32::MAX as u64);
 
-const NO_SHARDED_DATA_PARALLELISM: &str = "sharded data parallelism is not built yet";
 const NO_SAVED_PARTITION: &str = "loading a saved partition is not built yet";
 const TENSORFLOW_ONLY: &str = "it is a TensorFlow-only key and this library is for PyTorch";
 
@@ -70,12 +69,12 @@ pub const KEYS: &[ConfigKey] = &[
     torch("activation_loading_horizon", POSITIVE, Integer(4), "tasks", "how many tasks ahead offloaded activations come back; each forward and each second computation of a checkpointed module is a task"),
     torch("prescaled_batch", FLAG, Boolean(false), "", "ranks of a TP_GROUP receive the same batch"),
     torch("skip_tracing", FLAG, Boolean(false), "", "divide the model by parameters and numbers of modules, without a trace"),
-    torch("sharded_data_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which parameters are sharded").not_built(NO_SHARDED_DATA_PARALLELISM),
-    torch("sdp_reduce_bucket_size", Count(1), Integer(500_000_000), "elements", "gradient bucket of sharded data parallelism").not_built(NO_SHARDED_DATA_PARALLELISM),
-    torch("sdp_param_persistence_threshold", Count(0), Integer(1_000_000), "elements", "smaller parameters stay replicated").not_built(NO_SHARDED_DATA_PARALLELISM),
-    torch("sdp_max_live_parameters", Count(1), Integer(1_000_000_000), "elements", "parameters gathered at once").not_built(NO_SHARDED_DATA_PARALLELISM),
-    torch("sdp_hierarchical_allgather", FLAG, Boolean(true), "", "gather within hosts first").not_built(NO_SHARDED_DATA_PARALLELISM),
-    torch("sdp_gradient_clipping", Duration, Number(1.0), "L2 norm", "gradient clipping of sharded data parallelism").not_built(NO_SHARDED_DATA_PARALLELISM),
+    torch("sharded_data_parallel_degree", POSITIVE, Integer(1), "ranks", "data-parallel ranks among which parameters, gradients and optimizer state are sharded; a divisor of the number of replicas, and each group of so many replicas has all of them; more than 1 needs ddp; not with tensor_parallel_degree, fp16 or shard_optimizer_state"),
+    torch("sdp_reduce_bucket_size", Count(1), Integer(500_000_000), "elements", "the most elements of parameters that are gathered, and whose gradients are reduced, by one collective of sharded data parallelism, unless one module, or one parameter in a pipeline, has more"),
+    torch("sdp_param_persistence_threshold", Count(0), Integer(1_000_000), "elements", "parameters with fewer elements stay whole on every rank under sharded data parallelism"),
+    torch("sdp_max_live_parameters", Count(1), Integer(1_000_000_000), "elements", "under sharded data parallelism, the next module's parameters are gathered ahead of its turn if no more elements than these are whole then; a stage of a pipeline, which gathers all of its parameters, may not have more"),
+    torch("sdp_hierarchical_allgather", FLAG, Boolean(true), "", "under sharded data parallelism over several hosts, gather parameters between hosts by one rank of each host for each share, and then within hosts; without effect on one host"),
+    torch("sdp_gradient_clipping", ValueKind::Number(0.000_001, 1e9), Number(1.0), "L2 norm", "under sharded data parallelism, optimizer.step() clips gradients by this norm over the whole model"),
     torch("delayed_parameter_initialization", FLAG, Boolean(false), "", "smp.model_creation delays parameters until they are placed"),
     torch("static_mode", FLAG, Boolean(false), "", "steps do alike: once a module on another rank has given results of the same structure, shapes and dtypes for static_steps steps, its caller goes on without waiting for them"),
     torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: results go to the rank that uses them next directly, and not by way of the caller, also where tensor_handles is false"),
@@ -91,6 +90,7 @@ pub const KEYS: &[ConfigKey] = &[
     own("static_steps", POSITIVE, Integer(5), "steps", "with static_mode: for how many steps a module has to do alike before its caller goes on without its results"),
     own("on_departure", Choice(&["fallback", "error"]), Word("fallback"), "", "with static_mode, when a module gives other results than before: fallback takes the step back on all ranks and runs it again, waiting for each result; error raises DepartureError"),
     own("refine_partition", FLAG, Derived("true, but false with deterministic_server"), "", "time the modules of the first step's forward on rank 0, if it is large enough, and after the division by cost move modules wherever the simulated step gets faster; the partition may then differ from run to run"),
+    own("sdp_stage", ValueKind::Integer(1, 3), Integer(3), "", "what sharded data parallelism shards during a step: 1 optimizer state; 2 gradients too, which are reduced after each module's backward; 3 parameters too, which are gathered for each module's forward and backward. Between steps all three are sharded; in a pipeline a stage gathers its parameters once in a step, and reduces gradients at its end"),
     own("stall_report_seconds", Duration, Number(30.0), "seconds", "after this long without progress anywhere in the job, say what each rank waits for"),
     own("stall_timeout_seconds", Duration, Number(1800.0), "seconds", "after this long without progress anywhere in the job, end it with an error"),
     own("liveness_timeout_seconds", Duration, Number(6.0), "seconds", "a rank that is silent for longer is lost"),

@@ -2,6 +2,7 @@
 //!
 //! A key at its default is always accepted, so the effective configuration is itself a valid one.
 
+mod data_parallel;
 mod dtypes;
 mod error;
 mod key;
@@ -91,6 +92,7 @@ pub struct Config {
     pub static_steps: u32,
     pub on_departure: String,
     pub refine_partition: bool,
+    pub sdp_stage: u32,
     pub stall_report_seconds: f64,
     pub stall_timeout_seconds: f64,
     pub liveness_timeout_seconds: f64,
@@ -164,9 +166,7 @@ impl Config {
         }
         offloading::check(&values)?;
         dtypes::check(is_on)?;
-        if !is_on("ddp") {
-            check_without_data_parallelism(&values)?;
-        }
+        data_parallel::check(&values)?;
 
         let speed = values.get("optimize") == Some(&json!("speed"));
         let derived = [
@@ -225,6 +225,7 @@ impl Config {
         if world > replica && !self.ddp {
             return Err(ConfigError::WorldNeedsDataParallelism { world, replica });
         }
+        data_parallel::check_world(self.sharded_data_parallel_degree, world / replica)?;
         Ok(topology)
     }
 
@@ -342,28 +343,6 @@ fn check_degree(values: &BTreeMap<&'static str, Value>) -> Result<u32, ConfigErr
         (Some(degree), _) | (None, Some(degree)) => Ok(degree),
         (None, None) => Ok(1),
     }
-}
-
-fn check_without_data_parallelism(
-    values: &BTreeMap<&'static str, Value>,
-) -> Result<(), ConfigError> {
-    for key in KEYS {
-        if !matches!(
-            key.name,
-            "ddp_port" | "ddp_dist_backend" | "shard_optimizer_state"
-        ) {
-            continue;
-        }
-        if let Some(value) = values.get(key.name)
-            && *value != key.default_json()
-        {
-            return Err(ConfigError::NeedsDataParallelism {
-                key: key.name,
-                value: value.to_string(),
-            });
-        }
-    }
-    Ok(())
 }
 
 fn as_u32(value: &Value) -> Option<u32> {

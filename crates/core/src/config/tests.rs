@@ -28,7 +28,7 @@ fn the_defaults_are_those_of_the_interface() {
         "overlapping_allreduce": null, "_match_weights": false, "_fp32_grad_accumulation": false,
         "seed": 0, "reproducible_rng": false,
         "tensor_handles": true, "static_steps": 5, "on_departure": "fallback",
-        "refine_partition": true, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
+        "refine_partition": true, "sdp_stage": 3, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
         "liveness_timeout_seconds": 6.0, "connect_timeout_seconds": 60.0, "secret_file": null,
         "allow_insecure_hosts": false, "bind_interface_address": null, "transport": "auto", "encrypt": false,
         "comm_spin_microseconds": null, "ucx_library": null, "comm_buffer_bytes": 1073741824,
@@ -142,10 +142,6 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
             "\"contiguous\" is false, but it is a TensorFlow-only key and this library is for PyTorch; allowed until then: true, its default",
         ),
         (json!({"horovod": true}), "TensorFlow-only"),
-        (
-            json!({"sdp_reduce_bucket_size": 1e6}),
-            "sharded data parallelism is not built yet",
-        ),
         (
             json!({"partition_file": "partition.json"}),
             "loading a saved partition is not built yet",

@@ -38,6 +38,16 @@ def state_tensors(kind: type[Optimizer], group: Mapping[str, Any]) -> int | None
     return None if found is None else found(group)
 
 
+def is_elementwise(kind: type[Optimizer]) -> bool:
+    """Return whether an optimizer's class is known to update each element by itself.
+
+    This library's own subclasses of such classes only choose their arguments.
+    """
+    return kind in _STATE_TENSORS or (
+        kind.__module__.startswith("shardwright.") and any(base in _STATE_TENSORS for base in kind.__mro__)
+    )
+
+
 def changes_without_gradient(kind: type[Optimizer]) -> bool:
     """Return whether an optimizer may change parameters that have no gradient; those of PyTorch do not."""
     return not kind.__module__.startswith("torch.optim.")

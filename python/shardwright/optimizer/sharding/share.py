@@ -67,8 +67,7 @@ class Share:
                 self._take_state(optimizer, parameter, state)
             if isinstance(optimizer, HalfPrecision):
                 own = self.own(parameter)
-                elements = slice(None) if own is None else slice(own.start, own.stop)
-                optimizer.divide_master(parameter, self.tensor(parameter), elements)
+                optimizer.move_master(parameter, self.tensor(parameter), torch.clone if own is None else own.of)
 
     def _take_state(self, optimizer: Optimizer, parameter: nn.Parameter, state: dict[str, Any]) -> None:
         tensor = self.tensor(parameter)

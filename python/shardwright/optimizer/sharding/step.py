@@ -73,7 +73,7 @@ def sharded_step(
         changed = [_changed(parameters, share, kind) for parameters in (over_dp, over_rdp)]
         updates.begins_share(optimizer)
         with share.updating(optimizer):
-            update(None if closure is None else _Called(loss, name))
+            update(None if closure is None else Called(loss, name))
         if isinstance(optimizer, HalfPrecision) and optimizer.overflow:
             changed = [bytes(len(parameters)) for parameters in (over_dp, over_rdp)]
     except BaseException:
@@ -105,19 +105,21 @@ def _number(runtime: Runtime, optimizer: Optimizer) -> int | None:
     return next((number for number, one in enumerate(runtime[Models].optimizers) if one is optimizer), None)
 
 
-class _Called:
+class Called:
     """A closure that has been called already, before the groups held this rank's share only."""
 
     def __init__(self, loss: Any, name: str) -> None:
+        """Have its result, and the name of the ``step`` that may call it once."""
         self._loss = loss
         self._name = name
         self._is_called = False
 
     def __call__(self) -> Any:
+        """Return the result; raise :class:`ConfigError` the second time."""
         if self._is_called:
             raise ConfigError(
                 f"{self._name} calls its closure several times, between which the ranks have different weights: "
-                "an optimizer that does so cannot be used with shard_optimizer_state"
+                "an optimizer that does so cannot be used with shard_optimizer_state or sharded_data_parallel_degree"
             )
         self._is_called = True
         return self._loss

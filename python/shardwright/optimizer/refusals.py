@@ -1,0 +1,47 @@
+"""Optimizers that a job does not allow."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from shardwright.errors import ConfigError
+from shardwright.job.runtime import Runtime
+from shardwright.optimizer.sharding.elementwise import is_elementwise
+
+
+def refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype | None) -> None:
+    """Check that the job updates parameters in a way that an optimizer allows; ``dtype`` is that of half precision.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    place, name = runtime.place, type(optimizer).__name__
+    shards = place.shards_optimizer_state
+    if shards and getattr(optimizer, "steps_on_all_ranks", False):
+        raise ConfigError(
+            f"{name} exchanges norms of all parameters, of which each rank updates a share; use "
+            "shard_optimizer_state=False or another optimizer"
+        )
+    if place.shards_parameters and not is_elementwise(type(optimizer)):
+        raise ConfigError(
+            f"{name} is not known to update each element of a parameter by itself, and with "
+            "sharded_data_parallel_degree each rank has shards of parameters: its norms, factors or dot products would "
+            "be those of a shard. Use an optimizer of torch.optim such as AdamW, or sharded_data_parallel_degree 1"
+        )
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return
+    needs = "torch.optim.LBFGS needs dot products over all parameters of the model"
+    if place.pp_size > 1:
+        raise ConfigError(
+            f"{needs}, which several pipeline ranks hold; use pipeline_parallel_degree 1 or another optimizer"
+        )
+    if shards:
+        raise ConfigError(
+            f"{needs}, of which each rank updates a share; use shard_optimizer_state=False or another optimizer"
+        )
+    if dtype is not None:
+        raise ConfigError(
+            "torch.optim.LBFGS evaluates the model during its update, which master weights of fp16 and bf16 do not "
+            "allow; use another optimizer"
+        )

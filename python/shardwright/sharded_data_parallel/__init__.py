@@ -1,0 +1,1 @@
+"""Sharded data parallelism: parameters, gradients and optimizer state are sharded over data-parallel ranks."""

@@ -1,0 +1,99 @@
+"""Sharded parameters, as others see them: this rank's shard as a plain tensor, and whole tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwright.job.runtime import Runtime
+from shardwright.sharded_data_parallel.communication import ShardCollectives
+
+
+def shard_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor; any other tensor itself."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
+class ShardedParameters:
+    """The sharded parameters of a rank's models.
+
+    Outside modules that run, a sharded parameter is a ``DTensor``; the parameter in its place before knows it.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Start without sharded parameters."""
+        self.collectives = ShardCollectives(runtime)
+        self._locals: Any = WeakIdKeyDictionary()
+        self._sharded: Any = WeakIdKeyDictionary()
+        self.mesh: Any = None
+
+    def __bool__(self) -> bool:
+        """Whether any parameter is sharded."""
+        return len(self._locals) > 0
+
+    def add(self, original: nn.Parameter, sharded: nn.Parameter) -> None:
+        """Record that a sharded parameter has taken the place of a whole one."""
+        self._sharded[original] = sharded
+        self._locals[sharded] = nn.Parameter(shard_of(sharded).detach(), requires_grad=sharded.requires_grad)
+
+    def now(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return what has taken the place of a parameter; the parameter itself if nothing has."""
+        found: torch.Tensor = self._sharded.get(parameter, parameter)
+        return found
+
+    def is_sharded(self, parameter: torch.Tensor) -> bool:
+        """Whether this is a sharded parameter."""
+        return parameter in self._locals
+
+    def local(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a plain parameter in the memory of this rank's shard, always the same; another parameter itself."""
+        found: nn.Parameter | None = self._locals.get(parameter)
+        if found is None:
+            return parameter
+        shard = shard_of(parameter).detach()
+        if found.data_ptr() != shard.data_ptr():  # it was moved
+            found.data = shard
+        found.requires_grad_(parameter.requires_grad)
+        return found
+
+    @torch.no_grad()
+    def whole(self, parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+        """Return the whole of what has a sharded parameter's shape, given this rank's shard of it.
+
+        The ranks among which it is sharded must all call this.
+        """
+        size, rest = parameter.shape[0], parameter.shape[1:]
+        rows = _rows(size, self.collectives.size)
+        gathered = shard.new_zeros(self.collectives.size * rows, *rest)
+        first = self.collectives.place * rows
+        gathered[first : first + shard.shape[0]].copy_(shard)
+        self.collectives.gather(gathered.view(-1))
+        self.collectives.finish()
+        return gathered[:size]
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return a copy of this rank's shard of a whole tensor."""
+        rows = _rows(whole.shape[0], self.collectives.size)
+        first = self.collectives.place * rows
+        return whole[first : first + rows].detach().clone()
+
+    def distributed(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return a whole tensor as a sharded one, without communication."""
+        from torch.distributed.tensor import DTensor, Shard
+
+        return DTensor.from_local(
+            self.cut(whole).to(torch.device(self.mesh.device_type)),
+            self.mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=whole.shape,
+            stride=torch.empty(whole.shape, device="meta").stride(),
+        )
+
+
+def _rows(size: int, ranks: int) -> int:
+    return -(-size // ranks)

@@ -1,0 +1,48 @@
+"""One rank of a job that runs cases one after another, each between ``smp.init`` and ``smp.shutdown``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from typing import Any
+
+import shardwright as smp
+import torch
+
+from tests.sharded_data_parallel import cases, half, refusals, saving, units
+
+
+def run(case: dict[str, Any]) -> None:
+    """Run a case: its function's name and arguments, and the configuration."""
+    configuration = {
+        "microbatches": 2,
+        "ddp": True,
+        "sharded_data_parallel_degree": 2,
+        "sdp_param_persistence_threshold": 20,
+        "sdp_gradient_clipping": 1e6,
+        **case["config"],
+    }
+    torch.set_default_dtype(torch.float32 if configuration.get("bf16") else torch.float64)
+    module = next(module for module in (cases, half, refusals, saving, units) if hasattr(module, case["name"]))
+    if (prepare := getattr(module, f"before_{case['name']}", None)) is not None:
+        prepare()
+    smp.init(configuration)
+    getattr(module, case["name"])(**case["arguments"])
+    smp.shutdown()
+
+
+def main() -> None:
+    for case in json.loads(sys.argv[1]):
+        try:
+            run(case)
+        except BaseException:
+            sys.stderr.write(f"case {json.dumps(case)}\n")
+            traceback.print_exc()
+            sys.stderr.flush()
+            raise
+    sys.stdout.write("all cases hold\n")
+
+
+if __name__ == "__main__":
+    main()
