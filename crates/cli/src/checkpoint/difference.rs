@@ -63,7 +63,7 @@ impl Difference {
         if !self.is_none() {
             text.push('\n');
         }
-        writeln!(text, "{} tensors are equal", self.equal_tensors).expect("text takes all");
+        writeln!(text, "equal tensors: {}", self.equal_tensors).expect("text takes all");
         text
     }
 }
@@ -141,5 +141,8 @@ fn content(a: &Value, b: &Value) -> Option<String> {
         .into_iter()
         .filter(|name| a.get(*name) != b.get(*name));
     let names: Vec<&str> = names.map(String::as_str).collect();
-    Some(format!("user content: {} differ", names.join(", ")))
+    Some(format!(
+        "user content: other values of {}",
+        names.join(", ")
+    ))
 }
