@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::manifest::{
@@ -10,7 +11,8 @@ use crate::manifest::{
 use crate::part::PartReport;
 
 /// What a manifest says besides files and tensors.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Description {
     /// The version of the library that writes it.
     pub library_version: String,
