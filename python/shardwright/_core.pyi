@@ -17,6 +17,8 @@ __all__ = [
     "ArgumentNotes",
     "BackwardCall",
     "BackwardLink",
+    "CheckpointReader",
+    "CheckpointWriter",
     "CommOptions",
     "Composite",
     "Config",
@@ -358,6 +360,103 @@ class BackwardLink:
     def request(self, /) -> int:
         """
         The request's id at the first caller, who gets the answer.
+        """
+
+@final
+class CheckpointReader:
+    """
+    Reads a complete checkpoint.
+    """
+    def __new__(cls, /, path: str | PathLike[str], tag: str | None = None) -> CheckpointReader:
+        """
+        Open the checkpoint `tag` of the directory `path`, or the newest. Raises `ShardwrightError` that names what is missing
+        or damaged; elements are verified where they are read.
+        """
+    def differences(
+        self, wanted: SupportsGetItem[int, tuple[str, str, SupportsGetItem[int, SupportsIndex]]], /
+    ) -> list[str]:
+        """
+        How these tensors (name, dtype, shape) differ from the checkpoint's, a line for each difference.
+        """
+    @property
+    def manifest(self, /) -> str:
+        """
+        The manifest, as JSON.
+        """
+    def read(
+        self,
+        wanted: SupportsGetItem[
+            int,
+            tuple[
+                str,
+                Any,
+                tuple[
+                    SupportsGetItem[int, SupportsIndex],
+                    SupportsGetItem[int, SupportsIndex],
+                    tuple[SupportsIndex, SupportsIndex] | None,
+                ],
+            ],
+        ],
+        /,
+    ) -> tuple[int, int, int]:
+        """
+        Read into contiguous tensors in host memory, while other Python threads run: how many files, chunks and bytes were
+        touched.
+
+        Each is a name, the tensor that takes the elements, and what is wanted: offset, size, and of that box the first
+        element and the number of a run of them, or None. After an error the tensors hold anything.
+        """
+    def verify(self, /) -> list[str]:
+        """
+        Read all files: what is not as it was written, a line for each.
+        """
+
+@final
+class CheckpointWriter:
+    """
+    Writes a checkpoint: every rank its part, then one rank the manifest.
+    """
+    def __new__(cls, /, path: str | PathLike[str], tag: str) -> CheckpointWriter:
+        """
+        For the checkpoint `tag` in the directory `path`; nothing is written yet.
+        """
+    def abandon(self, /) -> None:
+        """
+        Remove what was written of a checkpoint that will not be completed.
+        """
+    def commit(
+        self, /, description: str, reports: SupportsGetItem[int, str], *, keep: SupportsIndex | None = None
+    ) -> list[str]:
+        """
+        Complete the checkpoint out of all ranks' reports, in one step, and make it the newest: the tags of older ones that
+        were removed to leave `keep`.
+
+        `description` is a JSON object: `library_version`, `step`, `degrees`, `partition`, `aliases`, `user_content`.
+        """
+    def write_part(
+        self,
+        /,
+        name: str,
+        pieces: SupportsGetItem[
+            int,
+            tuple[
+                str,
+                Any,
+                SupportsGetItem[int, SupportsIndex],
+                tuple[
+                    SupportsGetItem[int, SupportsIndex],
+                    SupportsGetItem[int, SupportsIndex],
+                    tuple[SupportsIndex, SupportsIndex] | None,
+                ],
+            ],
+        ],
+    ) -> str:
+        """
+        Write this rank's file, down to the disk, while other Python threads run: the report for `commit`.
+
+        A piece is the tensor's global name, its contiguous elements in host memory, the shape of the whole tensor, and what
+        the piece is of it: offset, size, and of that box the first element and the number of a run of them, or None. The
+        elements must not change meanwhile. Raises `ShardwrightError`, and leaves no file.
         """
 
 @final

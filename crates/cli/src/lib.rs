@@ -3,6 +3,7 @@
 //!
 //! Nothing here prints: [`run`] returns what is to be written.
 
+pub mod checkpoint;
 pub mod doctor;
 pub mod facts;
 pub mod report;
@@ -42,6 +43,9 @@ enum Verb {
     Doctor(DoctorArguments),
     /// Tell how long a step takes under a schedule, and which rank idles when.
     Simulate(simulate::SimulateArguments),
+    /// Look at checkpoints that jobs saved.
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointVerb),
     /// Look at timelines that smp.trace wrote.
     #[command(subcommand)]
     Trace(trace::TraceVerb),
@@ -88,6 +92,9 @@ pub fn run<A: Into<OsString> + Clone>(
         Ok(Command {
             verb: Verb::Trace(verb),
         }) => trace::run(&verb),
+        Ok(Command {
+            verb: Verb::Checkpoint(verb),
+        }) => checkpoint::run(&verb),
         // Help and version come as errors too.
         Err(error) if error.use_stderr() => Finished {
             status: 2,

@@ -9,14 +9,17 @@
 //!   a challenge and a verdict.
 //! - FZ-5: a message over UCX is believed only if it shows the receiver's key and is of a rank of the job.
 //! - FZ-6: of sealed records only what was sealed is opened, and nothing behind the first that was changed.
+//! - FZ-7: a manifest that is accepted holds each element of each tensor once, and is written and read as the same.
 
 mod calls;
 mod connections;
+mod manifests;
 mod messages;
 mod raw;
 mod targets;
 
 pub use connections::{received_parts, records};
+pub use manifests::manifest;
 pub use messages::message;
 pub use targets::{CONSTANT, PER_BYTE, frame, handshake, message_damaged, stream, table, value};
 
@@ -24,7 +27,7 @@ pub use targets::{CONSTANT, PER_BYTE, frame, handshake, message_damaged, stream,
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("frame", frame),
     ("value", value),
     ("message", message_damaged),
@@ -33,4 +36,5 @@ pub const TARGETS: [Target; 8] = [
     ("table", table),
     ("parts", received_parts),
     ("records", records),
+    ("manifest", manifest),
 ];

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
+use shardwright_checkpoint::{Manifest, seal};
 use shardwright_fuzzing::TARGETS;
 
 #[test]
@@ -31,5 +32,31 @@ proptest! {
         for (_, target) in TARGETS {
             target(&input);
         }
+    }
+}
+
+fn golden_manifest() -> Vec<u8> {
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    fs::read(file.join("../../fuzz/corpus/manifest/golden-parts")).unwrap()
+}
+
+#[test]
+fn the_golden_manifest_is_accepted() {
+    let text = String::from_utf8(golden_manifest()).unwrap();
+    assert!(Manifest::from_bytes(&seal(&text)).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn manifests_with_other_numbers_keep_the_laws(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..5),
+    ) {
+        let mut text = golden_manifest();
+        let digits = text.iter().enumerate().filter(|(_, byte)| byte.is_ascii_digit());
+        let digits: Vec<usize> = digits.map(|(place, _)| place).collect();
+        for (place, digit) in changes {
+            text[*place.get(&digits)] = digit;
+        }
+        shardwright_fuzzing::manifest(&text);
     }
 }

@@ -1,6 +1,7 @@
 //! The one way errors go back to Python: the exceptions of `shardwright/errors.py`.
 
 use pyo3::PyErr;
+use shardwright_checkpoint::CheckpointError;
 use shardwright_comm::{CommError, Loss, StartError, describe_loss};
 use shardwright_core::{ConfigError, LaunchError, Rank, TopologyError};
 use shardwright_offload::OffloadError;
@@ -42,6 +43,11 @@ pub(crate) fn argument_error(error: impl ToString) -> PyErr {
 /// Ranks that cannot be arranged, or do not exist.
 pub(crate) fn topology_error(error: &TopologyError) -> PyErr {
     exceptions::ConfigError::new_err(error.to_string())
+}
+
+/// A checkpoint that cannot be written, or not be read.
+pub(crate) fn checkpoint_error(error: &CheckpointError) -> PyErr {
+    exceptions::ShardwrightError::new_err(error.to_string())
 }
 
 /// A model that cannot be divided as asked.

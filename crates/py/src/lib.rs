@@ -4,6 +4,7 @@ mod alone;
 mod answers;
 mod arguments;
 mod calls;
+mod checkpoint;
 mod comm;
 mod command;
 mod config;
@@ -53,6 +54,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use crate::alone::AloneRecorder;
+    #[pymodule_export]
+    use crate::checkpoint::{CheckpointReader, CheckpointWriter};
     #[pymodule_export]
     use crate::comm::{PyCommOptions, means};
     #[pymodule_export]

@@ -37,7 +37,10 @@ pub(crate) fn is_ordinary(torch: &TorchTypes, tensor: &Bound<'_, PyAny>) -> PyRe
 }
 
 /// The dtype of a tensor whose bytes can be sent as they stand in host memory.
-fn plain_dtype(torch: &TorchTypes, tensor: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+pub(crate) fn plain_dtype(
+    torch: &TorchTypes,
+    tensor: &Bound<'_, PyAny>,
+) -> PyResult<Option<&'static str>> {
     let py = tensor.py();
     let is_plain = is_ordinary(torch, tensor)?
         && holds(tensor, intern!(py, "is_cpu"))?

@@ -33,6 +33,25 @@ pub(crate) fn copy_to_heap(address: usize, nbytes: usize) -> Buffer {
     Buffer::copy_of(unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) })
 }
 
+/// Memory of a tensor that is kept alive.
+pub(crate) fn bytes_of(_tensor: &Py<PyAny>, address: usize, nbytes: usize) -> &[u8] {
+    if nbytes == 0 {
+        return &[];
+    }
+    // SAFETY: `checkpoint::Memory::of` takes address and byte count of a dense tensor in host memory, which its reference
+    // keeps alive; the caller of the binding leaves it unchanged meanwhile.
+    unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) }
+}
+
+/// Memory of a tensor that is kept alive, to be written.
+pub(crate) fn bytes_into(_tensor: &mut Py<PyAny>, address: usize, nbytes: usize) -> &mut [u8] {
+    if nbytes == 0 {
+        return &mut [];
+    }
+    // SAFETY: as in `bytes_of`; `checkpoint::check_apart` has seen that no other slice of the same read is of this memory.
+    unsafe { std::slice::from_raw_parts_mut(address as *mut u8, nbytes) }
+}
+
 /// How many references to an object there are.
 pub(crate) fn references_to(object: &Bound<'_, PyAny>) -> isize {
     // SAFETY: the object is alive, and the interpreter is held.

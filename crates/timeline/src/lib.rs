@@ -34,3 +34,4 @@ pub use recorded::RecordedError;
 pub use summary::{RankSums, Summary, Sums};
 pub use timeline::{Timeline, TraceError};
 pub use trace_file::FORMAT;
+pub use units::{size, table};

@@ -8,7 +8,7 @@ pub(crate) fn milliseconds(ns: u64) -> String {
 
 /// Bytes in the largest unit that leaves a whole number before the point.
 #[expect(clippy::cast_precision_loss, reason = "shown to one decimal")]
-pub(crate) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     let (mut amount, mut unit) = (bytes as f64, "B");
     for larger in ["KiB", "MiB", "GiB", "TiB"] {
         if amount < 1024.0 {
@@ -30,7 +30,7 @@ pub(crate) fn percent(share: f64) -> String {
 }
 
 /// Rows under one heading, columns aligned to the right but the first `left`.
-pub(crate) fn table(rows: &[Vec<String>], left: usize) -> String {
+pub fn table(rows: &[Vec<String>], left: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
         .map(|column| {

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a tool may panic")]
 
 mod calls;
+mod manifests;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -300,4 +301,9 @@ fn main() {
         bytes.push(0);
         keep("table", format!("{name}-longer"), &bytes);
     }
+    keep(
+        "manifest",
+        "parts".to_owned(),
+        manifests::unsealed().as_bytes(),
+    );
 }

@@ -1,0 +1,253 @@
+//! A directory of checkpoints: which are there, and which one is the newest.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::{CheckpointError, cannot};
+use crate::manifest::Manifest;
+use crate::names::{FOLDER_SUFFIX, MANIFEST, NEWEST, REMOVING, WRITING, check_tag};
+
+/// A directory of checkpoints: a folder for each, and the file `newest` with the tag of the one that was completed last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directory {
+    path: PathBuf,
+}
+
+/// A checkpoint of a directory, or what is left of one.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its tag.
+    pub tag: String,
+    /// What it is.
+    pub state: EntryState,
+}
+
+/// What a checkpoint's folder holds.
+#[derive(Debug)]
+pub enum EntryState {
+    /// A checkpoint; of its files only the manifest was looked at.
+    Complete(Box<Manifest>),
+    /// One that cannot be used.
+    Unusable(CheckpointError),
+    /// One that is being written, or whose writing was ended midway.
+    Incomplete,
+}
+
+impl Directory {
+    /// The directory at this path, which need not exist yet.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder of a checkpoint.
+    pub fn folder(&self, tag: &str) -> PathBuf {
+        self.path.join(format!("{tag}{FOLDER_SUFFIX}"))
+    }
+
+    /// The folder of a checkpoint that is there: of the newest if no tag is given.
+    pub fn find(&self, tag: Option<&str>) -> Result<PathBuf, CheckpointError> {
+        let tag = match tag {
+            Some(tag) => {
+                checked_tag(tag)?;
+                tag.to_owned()
+            }
+            None => self.newest()?.ok_or_else(|| CheckpointError::NoNewest {
+                directory: self.path.clone(),
+                found: self.tags(),
+            })?,
+        };
+        let folder = self.folder(&tag);
+        if folder.exists() {
+            return Ok(folder);
+        }
+        Err(CheckpointError::NoCheckpoint {
+            directory: self.path.clone(),
+            found: self.tags(),
+            tag,
+        })
+    }
+
+    /// The folder of a checkpoint that a user means by a path: a directory of checkpoints, or the folder of one.
+    pub fn locate(path: &Path, tag: Option<&str>) -> Result<PathBuf, CheckpointError> {
+        if tag.is_none() && path.join(MANIFEST).is_file() {
+            return Ok(path.to_owned());
+        }
+        Self::new(path).find(tag)
+    }
+
+    /// The folder of a checkpoint while it is written.
+    pub(crate) fn writing(&self, tag: &str) -> PathBuf {
+        self.path.join(format!(".{tag}{FOLDER_SUFFIX}{WRITING}"))
+    }
+
+    /// The tag of the checkpoint that was completed last; `None` if there is none.
+    pub fn newest(&self) -> Result<Option<String>, CheckpointError> {
+        let path = self.path.join(NEWEST);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(cannot("read", &path)(error)),
+        };
+        let tag = text.strip_suffix('\n').unwrap_or(&text);
+        checked_tag(tag)?;
+        Ok(Some(tag.to_owned()))
+    }
+
+    /// All that are there, ordered by when they were written; what is not complete comes last.
+    pub fn entries(&self) -> Result<Vec<Entry>, CheckpointError> {
+        let mut entries = Vec::new();
+        for name in names_in(&self.path)? {
+            let unfinished = name.strip_prefix('.').and_then(|name| {
+                let tag = name.strip_suffix(WRITING)?;
+                tag.strip_suffix(FOLDER_SUFFIX)
+            });
+            let (tag, state) = if let Some(tag) = unfinished {
+                (tag, EntryState::Incomplete)
+            } else if let Some(tag) = name.strip_suffix(FOLDER_SUFFIX)
+                && check_tag(tag).is_ok()
+            {
+                let state = match self.manifest(tag) {
+                    Ok(manifest) => EntryState::Complete(Box::new(manifest)),
+                    Err(error) => EntryState::Unusable(error),
+                };
+                (tag, state)
+            } else {
+                continue;
+            };
+            entries.push(Entry {
+                tag: tag.to_owned(),
+                state,
+            });
+        }
+        entries.sort_by_key(|entry| {
+            let sequence = match &entry.state {
+                EntryState::Complete(manifest) => manifest.sequence,
+                EntryState::Unusable(_) | EntryState::Incomplete => u64::MAX,
+            };
+            (sequence, entry.tag.clone())
+        });
+        Ok(entries)
+    }
+
+    /// The tags of checkpoints that are there, whatever is in their folders.
+    pub(crate) fn tags(&self) -> Vec<String> {
+        let names = names_in(&self.path).unwrap_or_default().into_iter();
+        let tags = names.filter_map(|name| name.strip_suffix(FOLDER_SUFFIX).map(str::to_owned));
+        tags.filter(|tag| check_tag(tag).is_ok()).collect()
+    }
+
+    /// The manifest of a checkpoint.
+    pub(crate) fn manifest(&self, tag: &str) -> Result<Manifest, CheckpointError> {
+        let path = self.folder(tag).join(MANIFEST);
+        let manifest = read_manifest(&path)?;
+        if manifest.tag != tag {
+            return Err(CheckpointError::OtherTag {
+                path,
+                found: manifest.tag,
+                expected: tag.to_owned(),
+            });
+        }
+        Ok(manifest)
+    }
+
+    pub(crate) fn set_newest(&self, tag: &str) -> Result<(), CheckpointError> {
+        let beside = self.path.join(format!(".{NEWEST}{WRITING}"));
+        write_file(&beside, format!("{tag}\n").as_bytes())?;
+        let path = self.path.join(NEWEST);
+        fs::rename(&beside, &path).map_err(cannot("write", &path))?;
+        sync_folder(&self.path)
+    }
+
+    /// Removes a checkpoint: its folder is another's from one moment to the next, so that no half of it is ever read.
+    pub fn remove(&self, tag: &str) -> Result<(), CheckpointError> {
+        checked_tag(tag)?;
+        let aside = self.path.join(format!(".{tag}{FOLDER_SUFFIX}{REMOVING}"));
+        remove_folder(&aside)?;
+        let folder = self.folder(tag);
+        fs::rename(&folder, &aside).map_err(cannot("remove", &folder))?;
+        sync_folder(&self.path)?;
+        remove_folder(&aside)
+    }
+}
+
+pub(crate) fn checked_tag(tag: &str) -> Result<(), CheckpointError> {
+    check_tag(tag).map_err(|source| CheckpointError::Name {
+        what: "checkpoint",
+        name: tag.to_owned(),
+        source,
+    })
+}
+
+pub(crate) fn read_manifest(path: &Path) -> Result<Manifest, CheckpointError> {
+    let bytes = fs::read(path).map_err(cannot("read", path))?;
+    Manifest::from_bytes(&bytes).map_err(|source| CheckpointError::Manifest {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// The names in a folder, in order; those that are no text are shown with replacements.
+pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, CheckpointError> {
+    let entries = fs::read_dir(folder).map_err(cannot("list", folder))?;
+    let names: io::Result<Vec<String>> = entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect();
+    let mut names = names.map_err(cannot("list", folder))?;
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Writes a small file, down to the disk.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let mut file = File::create(path).map_err(cannot("create", path))?;
+    write_slices(&mut file, path, &[bytes])?;
+    file.sync_all().map_err(cannot("write to the disk", path))
+}
+
+/// Writes slices one after another, and tells how far it came if it fails.
+pub(crate) fn write_slices(
+    out: &mut impl Write,
+    path: &Path,
+    slices: &[&[u8]],
+) -> Result<(), CheckpointError> {
+    let mut written = 0;
+    let failed = |written, source| CheckpointError::Write {
+        path: path.to_owned(),
+        written,
+        wanted: slices.iter().map(|slice| slice.len() as u64).sum(),
+        source,
+    };
+    for mut rest in slices.iter().copied() {
+        while !rest.is_empty() {
+            match out.write(rest) {
+                Ok(0) => return Err(failed(written, ErrorKind::WriteZero.into())),
+                Ok(count) => {
+                    written += count as u64;
+                    rest = &rest[count..];
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(written, error)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What was created, renamed or removed in a folder stays so if the machine stops.
+pub(crate) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(cannot("write to the disk", folder))
+}
+
+pub(crate) fn remove_folder(folder: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(cannot("remove", folder)(error)),
+        _ => Ok(()),
+    }
+}

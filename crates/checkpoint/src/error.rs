@@ -1,0 +1,262 @@
+//! Why a checkpoint is not written, or not read.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::assemble::AssembleError;
+use crate::manifest::ManifestError;
+use crate::names::NameError;
+use crate::part::PieceError;
+use crate::plan::PlanError;
+
+/// Why a checkpoint is not written, or not read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The tag, or a part's name, cannot be used.
+    #[error("{name:?} cannot be the name of a {what}: {source}")]
+    Name {
+        /// What it was to be.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        source: NameError,
+    },
+    /// The file system refuses.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With which file or folder.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A file was not written in full.
+    #[error("{}: {written} of {wanted} bytes were written: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// How many bytes were written.
+        written: u64,
+        /// How many it was to have.
+        wanted: u64,
+        /// What the file system said.
+        source: io::Error,
+    },
+    /// A piece cannot be written.
+    #[error("{}: {source}", path.display())]
+    Piece {
+        /// The file that it was to be in.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<PieceError>,
+    },
+    /// A rank says that it has written a file, which is not there.
+    #[error(
+        "{} was written by another rank and {found}: the checkpoint's folder has to be the same for all ranks",
+        path.display()
+    )]
+    PartElsewhere {
+        /// The file as the rank that writes the manifest sees it.
+        path: PathBuf,
+        /// What that one finds.
+        found: String,
+    },
+    /// The parts do not make a checkpoint.
+    #[error(transparent)]
+    Assemble(#[from] AssembleError),
+    /// There is a checkpoint of this name already, which this file system cannot replace in one step.
+    #[error(
+        "{} exists, and this file system cannot exchange it with the new one in one step ({source}): save under another \
+         tag, or remove it first",
+        path.display()
+    )]
+    NoExchange {
+        /// The checkpoint's folder.
+        path: PathBuf,
+        /// What the file system said.
+        source: io::Error,
+    },
+    /// No checkpoint was ever completed here, or `newest` is gone.
+    #[error("{} names no newest checkpoint{}", directory.display(), there(.found))]
+    NoNewest {
+        /// Where one was looked for.
+        directory: PathBuf,
+        /// The checkpoints that are there.
+        found: Vec<String>,
+    },
+    /// There is no checkpoint of this name.
+    #[error("there is no checkpoint {tag:?} in {}{}", directory.display(), there(.found))]
+    NoCheckpoint {
+        /// Where one was looked for.
+        directory: PathBuf,
+        /// Its tag.
+        tag: String,
+        /// The checkpoints that are there.
+        found: Vec<String>,
+    },
+    /// The manifest cannot be used.
+    #[error("{}: {source}", path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ManifestError,
+    },
+    /// The manifest is another checkpoint's.
+    #[error("{} is the manifest of checkpoint {found:?}, not of {expected:?}", path.display())]
+    OtherTag {
+        /// The manifest.
+        path: PathBuf,
+        /// Its tag.
+        found: String,
+        /// That of its folder.
+        expected: String,
+    },
+    /// Files are not as they were written.
+    #[error("the checkpoint in {} is damaged: {}", folder.display(), listed(.damages))]
+    Damaged {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// What is wrong with them.
+        damages: Vec<Damage>,
+    },
+    /// The checkpoint has no such tensor.
+    #[error("the checkpoint in {} has no tensor {name:?}", folder.display())]
+    NoTensor {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// The tensor's name.
+        name: String,
+    },
+    /// A region cannot be read.
+    #[error("{}: {source}", folder.display())]
+    Plan {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// Why not.
+        source: Box<PlanError>,
+    },
+    /// The memory to read into has another size than what is read.
+    #[error("tensor {name:?}: {given} bytes of memory were given for {expected}")]
+    Memory {
+        /// The tensor's name.
+        name: String,
+        /// How many bytes of memory.
+        given: u64,
+        /// How many bytes are read.
+        expected: u64,
+    },
+}
+
+/// How a file is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// It is not there.
+    Missing {
+        /// The file.
+        file: String,
+    },
+    /// It is not of this checkpoint.
+    Extra {
+        /// The file.
+        file: String,
+    },
+    /// It has another size.
+    Size {
+        /// The file.
+        file: String,
+        /// Its size.
+        found: u64,
+        /// The size that it was written with.
+        expected: u64,
+    },
+    /// Bytes have changed.
+    Chunk {
+        /// The file.
+        file: String,
+        /// The range of bytes among which they are.
+        begin: u64,
+        /// Behind the last one.
+        end: u64,
+        /// The file of the same checkpoint whose bytes these are.
+        belongs_to: Option<String>,
+    },
+    /// Its header says something else than the manifest.
+    Header {
+        /// The file.
+        file: String,
+        /// What.
+        problem: String,
+    },
+}
+
+impl Damage {
+    /// The name of the file.
+    pub fn file(&self) -> &str {
+        match self {
+            Self::Missing { file }
+            | Self::Extra { file }
+            | Self::Size { file, .. }
+            | Self::Chunk { file, .. }
+            | Self::Header { file, .. } => file,
+        }
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { file } => write!(f, "{file} is missing"),
+            Self::Extra { file } => write!(f, "{file} does not belong to it"),
+            Self::Size {
+                file,
+                found,
+                expected,
+            } => write!(
+                f,
+                "{file} has {found} bytes and was written with {expected}"
+            ),
+            Self::Chunk {
+                file,
+                begin,
+                end,
+                belongs_to,
+            } => {
+                write!(f, "bytes {begin} to {end} of {file} have changed")?;
+                match belongs_to {
+                    Some(other) => write!(f, ": they are those of {other}"),
+                    None => Ok(()),
+                }
+            }
+            Self::Header { file, problem } => write!(f, "the header of {file}: {problem}"),
+        }
+    }
+}
+
+fn listed(damages: &[Damage]) -> String {
+    let damages = damages.iter().map(ToString::to_string);
+    damages.collect::<Vec<_>>().join("; ")
+}
+
+fn there(found: &[String]) -> String {
+    if found.is_empty() {
+        "; no checkpoint is there".to_owned()
+    } else {
+        format!("; there are {}", found.join(", "))
+    }
+}
+
+/// For `map_err`: what was tried with which path.
+pub(crate) fn cannot(
+    action: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> CheckpointError {
+    move |source| CheckpointError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}

@@ -1,0 +1,70 @@
+//! Hashes of chunks. Pure.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+/// Files are hashed in chunks of this size, so that a rank verifies what it reads and little more.
+pub const CHUNK_BYTES: u64 = 4 << 20;
+
+/// The BLAKE3 hash of a chunk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ChunkHash(blake3::Hash);
+
+impl ChunkHash {
+    /// The hash of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(blake3::hash(bytes))
+    }
+}
+
+impl fmt::Debug for ChunkHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.to_hex())
+    }
+}
+
+impl Serialize for ChunkHash {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0.to_hex())
+    }
+}
+
+impl<'de> Deserialize<'de> for ChunkHash {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        match blake3::Hash::from_hex(text.as_bytes()) {
+            Ok(hash) if *hash.to_hex() == *text => Ok(Self(hash)),
+            _ => Err(D::Error::custom(
+                "a hash has 64 hexadecimal digits in lower case",
+            )),
+        }
+    }
+}
+
+/// How many chunks a file of this size has.
+pub(crate) fn num_chunks(bytes: u64) -> u64 {
+    bytes.div_ceil(CHUNK_BYTES)
+}
+
+/// The hashes of all chunks of a file that holds these slices one after another.
+pub fn hash_chunks<'a>(slices: impl IntoIterator<Item = &'a [u8]>) -> Vec<ChunkHash> {
+    let mut chunks = Vec::new();
+    let mut hasher = blake3::Hasher::new();
+    for mut slice in slices {
+        while !slice.is_empty() {
+            let room = (CHUNK_BYTES - hasher.count()) as usize;
+            let (now, later) = slice.split_at(room.min(slice.len()));
+            hasher.update(now);
+            if hasher.count() == CHUNK_BYTES {
+                chunks.push(ChunkHash(hasher.finalize()));
+                hasher.reset();
+            }
+            slice = later;
+        }
+    }
+    if hasher.count() > 0 {
+        chunks.push(ChunkHash(hasher.finalize()));
+    }
+    chunks
+}

@@ -1,0 +1,340 @@
+//! Reading: the wanted bytes, verified.
+//!
+//! Chunks are read into memory of this process, verified there and used from there: what was verified is what is used,
+//! and a file that is cut or lost meanwhile is an error with its name. Mapped files would end the process instead.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::directory::{Directory, names_in, read_manifest};
+use crate::error::{CheckpointError, Damage, cannot};
+use crate::hash::{CHUNK_BYTES, ChunkHash, num_chunks};
+use crate::manifest::Manifest;
+use crate::names::{FOLDER_SUFFIX, MANIFEST};
+use crate::part::header_problem;
+use crate::plan::plan;
+use crate::region::Region;
+
+/// A complete checkpoint, open for reading.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: Manifest,
+}
+
+/// What is wanted of a tensor, and where to.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    /// The tensor's name, or an alias.
+    pub name: &'a str,
+    /// What of it.
+    pub region: Region,
+    /// The memory that takes the region's elements, contiguous.
+    pub into: &'a mut [u8],
+}
+
+/// What a read has touched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Files.
+    pub files: u64,
+    /// Chunks, each read and verified once.
+    pub chunks: u64,
+    /// Bytes of these chunks.
+    pub bytes: u64,
+}
+
+/// Where a part of a chunk goes.
+struct Slot<'a> {
+    from: usize,
+    into: &'a mut [u8],
+}
+
+/// By file and number of the chunk.
+type Chunks<'a> = BTreeMap<(usize, u64), Vec<Slot<'a>>>;
+
+impl Checkpoint {
+    /// Opens a checkpoint of a directory, the newest if no tag is given. All its files are there then, with their sizes,
+    /// and no others; their bytes are verified where they are read.
+    pub fn open(directory: &Directory, tag: Option<&str>) -> Result<Self, CheckpointError> {
+        Self::open_folder(&directory.find(tag)?)
+    }
+
+    /// Opens the checkpoint in this folder.
+    pub fn open_folder(folder: &Path) -> Result<Self, CheckpointError> {
+        let (checkpoint, damages) = Self::inspect(folder)?;
+        if damages.is_empty() {
+            Ok(checkpoint)
+        } else {
+            Err(checkpoint.damaged(damages))
+        }
+    }
+
+    /// The checkpoint in this folder, and its files that are missing, too many or of other sizes.
+    pub fn inspect(folder: &Path) -> Result<(Self, Vec<Damage>), CheckpointError> {
+        let path = folder.join(MANIFEST);
+        let manifest = read_manifest(&path)?;
+        let name = folder.file_name().map(|name| name.to_string_lossy());
+        let expected = name
+            .as_ref()
+            .and_then(|name| name.strip_suffix(FOLDER_SUFFIX));
+        if let Some(expected) = expected.filter(|tag| **tag != manifest.tag) {
+            return Err(CheckpointError::OtherTag {
+                path,
+                found: manifest.tag,
+                expected: expected.to_owned(),
+            });
+        }
+        let checkpoint = Self {
+            folder: folder.to_owned(),
+            manifest,
+        };
+        let damages = checkpoint.damaged_files()?;
+        Ok((checkpoint, damages))
+    }
+
+    /// What it holds, and where.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Reads all that is wanted, each touched chunk once, in the order of the files.
+    ///
+    /// # Errors
+    ///
+    /// A tensor or region is not in the checkpoint, or a touched chunk or header is not as it was written. What the
+    /// memory then holds is not said.
+    pub fn read(&self, wanted: Vec<Wanted<'_>>) -> Result<Touched, CheckpointError> {
+        let mut chunks = Chunks::new();
+        for one in wanted {
+            self.place(one, &mut chunks)?;
+        }
+        let mut files: Vec<usize> = chunks.keys().map(|(file, _)| *file).collect();
+        files.dedup();
+        for &file in &files {
+            for chunk in 0..num_chunks(self.manifest.files[file].data_begin) {
+                chunks.entry((file, chunk)).or_default();
+            }
+        }
+        let mut touched = Touched {
+            files: files.len() as u64,
+            ..Touched::default()
+        };
+        let mut memory = Vec::new();
+        let mut open: Option<(usize, File)> = None;
+        for ((number, chunk), mut slots) in chunks {
+            let file = match open.take() {
+                Some((same, file)) if same == number => file,
+                _ => self.open_file(number)?,
+            };
+            let range = self.range(number, chunk);
+            let length = (range.end - range.start) as usize;
+            if let [slot] = &mut slots[..]
+                && slot.into.len() == length
+            {
+                self.read_chunk(&file, number, chunk, slot.into)?;
+            } else {
+                memory.resize(CHUNK_BYTES as usize, 0);
+                self.read_chunk(&file, number, chunk, &mut memory[..length])?;
+                for slot in slots {
+                    let from = slot.from..slot.from + slot.into.len();
+                    slot.into.copy_from_slice(&memory[from]);
+                }
+            }
+            touched.chunks += 1;
+            touched.bytes += length as u64;
+            open = Some((number, file));
+        }
+        Ok(touched)
+    }
+
+    /// Reads all files, and lists what is wrong with any. `progress` is told how many bytes have been read since it was
+    /// told last.
+    pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Damage>, CheckpointError> {
+        let mut damages = self.damaged_files()?;
+        let unreadable: Vec<String> = damages
+            .iter()
+            .map(|damage| damage.file().to_owned())
+            .collect();
+        let mut memory = vec![0; CHUNK_BYTES as usize];
+        for (number, file) in self.manifest.files.iter().enumerate() {
+            if unreadable.contains(&file.name) {
+                continue;
+            }
+            let before = damages.len();
+            let opened = self.open_file(number)?;
+            for chunk in 0..num_chunks(file.bytes) {
+                let range = self.range(number, chunk);
+                let length = (range.end - range.start) as usize;
+                match self.read_chunk(&opened, number, chunk, &mut memory[..length]) {
+                    Err(CheckpointError::Damaged { damages: found, .. }) => damages.extend(found),
+                    other => other?,
+                }
+                progress(length as u64);
+            }
+            if damages.len() > before {
+                continue; // the header's bytes may be among those that have changed
+            }
+            let mut header = vec![0; file.data_begin as usize];
+            self.read_at(&opened, number, 0, &mut header)?;
+            if let Some(problem) = header_problem(&header, &self.manifest, number) {
+                damages.push(Damage::Header {
+                    file: file.name.clone(),
+                    problem,
+                });
+            }
+        }
+        Ok(damages)
+    }
+
+    /// Notes which chunks hold what is wanted.
+    fn place<'a>(
+        &self,
+        wanted: Wanted<'a>,
+        chunks: &mut Chunks<'a>,
+    ) -> Result<(), CheckpointError> {
+        let Some(tensor) = self.manifest.tensor(wanted.name) else {
+            return Err(CheckpointError::NoTensor {
+                folder: self.folder.clone(),
+                name: wanted.name.to_owned(),
+            });
+        };
+        let mut reads = plan(tensor, &wanted.region).map_err(|source| CheckpointError::Plan {
+            folder: self.folder.clone(),
+            source: Box::new(source),
+        })?;
+        let expected = reads.iter().map(|read| read.bytes).sum();
+        let given = wanted.into.len() as u64;
+        if given != expected {
+            return Err(CheckpointError::Memory {
+                name: wanted.name.to_owned(),
+                given,
+                expected,
+            });
+        }
+        reads.sort_unstable_by_key(|read| read.destination);
+        let mut rest = wanted.into;
+        for read in reads {
+            let mut at = self.manifest.files[read.file].data_begin + read.source;
+            let mut bytes = read.bytes;
+            while bytes > 0 {
+                let (chunk, from) = (at / CHUNK_BYTES, at % CHUNK_BYTES);
+                let now = bytes.min(CHUNK_BYTES - from);
+                let (into, later) = rest.split_at_mut(now as usize);
+                let from = from as usize;
+                let slots = chunks.entry((read.file, chunk)).or_default();
+                slots.push(Slot { from, into });
+                rest = later;
+                at += now;
+                bytes -= now;
+            }
+        }
+        Ok(())
+    }
+
+    fn damaged_files(&self) -> Result<Vec<Damage>, CheckpointError> {
+        let mut damages = Vec::new();
+        for file in &self.manifest.files {
+            let path = self.folder.join(&file.name);
+            let (name, expected) = (file.name.clone(), file.bytes);
+            match fs::metadata(&path) {
+                Ok(found) if !found.is_file() => damages.push(Damage::Missing { file: name }),
+                Ok(found) if found.len() == expected => {}
+                Ok(found) => damages.push(Damage::Size {
+                    file: name,
+                    found: found.len(),
+                    expected,
+                }),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    damages.push(Damage::Missing { file: name });
+                }
+                Err(error) => return Err(cannot("look at", &path)(error)),
+            }
+        }
+        for file in names_in(&self.folder)? {
+            let names = &self.manifest.files;
+            let known = names.binary_search_by(|one| one.name.cmp(&file)).is_ok();
+            if !known && file != MANIFEST {
+                damages.push(Damage::Extra { file });
+            }
+        }
+        Ok(damages)
+    }
+
+    fn damaged(&self, damages: Vec<Damage>) -> CheckpointError {
+        CheckpointError::Damaged {
+            folder: self.folder.clone(),
+            damages,
+        }
+    }
+
+    fn open_file(&self, number: usize) -> Result<File, CheckpointError> {
+        let path = self.folder.join(&self.manifest.files[number].name);
+        File::open(&path).map_err(cannot("open", &path))
+    }
+
+    /// Where a chunk lies in its file.
+    fn range(&self, number: usize, chunk: u64) -> Range<u64> {
+        let begin = chunk * CHUNK_BYTES;
+        begin..(begin + CHUNK_BYTES).min(self.manifest.files[number].bytes)
+    }
+
+    fn read_chunk(
+        &self,
+        file: &File,
+        number: usize,
+        chunk: u64,
+        into: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let range = self.range(number, chunk);
+        self.read_at(file, number, range.start, into)?;
+        let hash = ChunkHash::of(into);
+        let place = chunk as usize;
+        let files = &self.manifest.files;
+        if hash == files[number].chunks[place] {
+            return Ok(());
+        }
+        let owner = files
+            .iter()
+            .find(|one| one.chunks.get(place) == Some(&hash));
+        Err(self.damaged(vec![Damage::Chunk {
+            file: files[number].name.clone(),
+            begin: range.start,
+            end: range.end,
+            belongs_to: owner.map(|owner| owner.name.clone()),
+        }]))
+    }
+
+    fn read_at(
+        &self,
+        file: &File,
+        number: usize,
+        begin: u64,
+        into: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let expected = &self.manifest.files[number];
+        match file.read_exact_at(into, begin) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(self.damaged(vec![Damage::Size {
+                    file: expected.name.clone(),
+                    found: file.metadata().map_or(0, |found| found.len()),
+                    expected: expected.bytes,
+                }]))
+            }
+            Err(error) => {
+                let path = self.folder.join(&expected.name);
+                Err(cannot("read", &path)(error))
+            }
+        }
+    }
+}

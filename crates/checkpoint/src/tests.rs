@@ -1,0 +1,7 @@
+//! Laws of checkpoints.
+
+mod division;
+mod files;
+mod manifests;
+mod plans;
+mod torn;

@@ -1,0 +1,196 @@
+//! Writing: each rank its file, then one rank the manifest.
+//!
+//! - CK-1: a checkpoint's folder appears under its name complete, or not at all.
+//! - CK-2: whatever fails, checkpoints that were complete stay, and `newest` names one of them.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::thread;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use crate::assemble::{Description, assemble};
+use crate::directory::{
+    Directory, EntryState, checked_tag, names_in, remove_folder, sync_folder, write_file,
+    write_slices,
+};
+use crate::error::{CheckpointError, cannot};
+use crate::hash::{ChunkHash, hash_chunks};
+use crate::manifest::{Manifest, PartFile};
+use crate::names::{MANIFEST, check_file_name};
+use crate::part::{PartReport, PieceView, lay_out};
+use crate::retention::{Complete, superseded};
+
+/// Writes a rank's pieces into its file of a checkpoint that is not complete yet, down to the disk. The bytes are written
+/// from where they are, in one stream, while another thread hashes them.
+///
+/// # Errors
+///
+/// A piece makes no sense, or the file system refuses: nothing is left of the file then.
+pub fn write_part(
+    directory: &Directory,
+    tag: &str,
+    name: &str,
+    pieces: &[PieceView<'_>],
+) -> Result<PartReport, CheckpointError> {
+    checked_tag(tag)?;
+    check_file_name(name).map_err(|source| CheckpointError::Name {
+        what: "part",
+        name: name.to_owned(),
+        source,
+    })?;
+    let folder = directory.writing(tag);
+    let path = folder.join(name);
+    let layout = lay_out(pieces).map_err(|source| CheckpointError::Piece {
+        path: path.clone(),
+        source: Box::new(source),
+    })?;
+    fs::create_dir_all(&folder).map_err(cannot("create", &folder))?;
+    let file = File::create(&path).map_err(cannot("create", &path))?;
+    let data = layout.order.iter().map(|place| pieces[*place].bytes);
+    let slices: Vec<&[u8]> = std::iter::once(&*layout.header).chain(data).collect();
+    let chunks = write_hashed(file, &path, &slices)
+        .and_then(|chunks| sync_folder(&folder).map(|()| chunks))
+        .inspect_err(|_| {
+            // It is of no use, and may be what fills the disk. The error that is told is the one that came first.
+            fs::remove_file(&path).ok();
+        })?;
+    let file = PartFile {
+        name: name.to_owned(),
+        bytes: layout.bytes,
+        data_begin: layout.header.len() as u64,
+        chunks,
+    };
+    Ok(PartReport {
+        file,
+        tensors: layout.tensors,
+    })
+}
+
+fn write_hashed(
+    mut file: File,
+    path: &Path,
+    slices: &[&[u8]],
+) -> Result<Vec<ChunkHash>, CheckpointError> {
+    thread::scope(|scope| {
+        let hashing = thread::Builder::new().name("checkpoint-hash".to_owned());
+        let hashing = hashing
+            .spawn_scoped(scope, || hash_chunks(slices.iter().copied()))
+            .map_err(cannot("start a thread for", path))?;
+        write_slices(&mut file, path, slices)?;
+        file.sync_all().map_err(cannot("write to the disk", path))?;
+        Ok(hashing.join().expect("hashing does not panic"))
+    })
+}
+
+/// What a commit did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Committed {
+    /// The manifest that was written.
+    pub manifest: Manifest,
+    /// The tags of older checkpoints that were removed.
+    pub removed: Vec<String>,
+}
+
+/// Completes a checkpoint, after all ranks have written their files: writes the manifest, gives the folder its name in one
+/// step (a checkpoint of the same tag is replaced in that step), and then makes it the newest. At most `keep` complete
+/// checkpoints are left.
+///
+/// # Errors
+///
+/// The parts do not make a checkpoint, or the file system refuses. The checkpoints from before are then as they were, and
+/// if the new one has got its name, it is complete.
+pub fn commit(
+    directory: &Directory,
+    tag: &str,
+    description: Description,
+    parts: Vec<PartReport>,
+    keep: Option<NonZeroU32>,
+) -> Result<Committed, CheckpointError> {
+    checked_tag(tag)?;
+    let writing = directory.writing(tag);
+    check_parts(&writing, &parts)?;
+    let sequence = complete(directory)?
+        .iter()
+        .map(|one| one.sequence.saturating_add(1))
+        .max()
+        .unwrap_or(0);
+    let manifest = assemble(tag, sequence, description, parts)?;
+    let path = writing.join(MANIFEST);
+    let bytes = manifest.to_bytes();
+    // What the parser would refuse later, such as values nested too deeply, is refused now.
+    Manifest::from_bytes(&bytes).map_err(|source| CheckpointError::Manifest {
+        path: path.clone(),
+        source,
+    })?;
+    write_file(&path, &bytes)?;
+    sync_folder(&writing)?;
+    give_name(directory, tag)?;
+    directory.set_newest(tag)?;
+    remove_folder(&writing)?; // what had the name before
+    let removed = match keep {
+        Some(keep) => superseded(&complete(directory)?, Some(tag), keep),
+        None => Vec::new(),
+    };
+    for old in &removed {
+        directory.remove(old)?;
+    }
+    Ok(Committed { manifest, removed })
+}
+
+/// Removes what was written of a checkpoint that will not be completed.
+pub fn abandon(directory: &Directory, tag: &str) -> Result<(), CheckpointError> {
+    checked_tag(tag)?;
+    remove_folder(&directory.writing(tag))
+}
+
+/// All files are there. Others are of an earlier job that was ended while it wrote, and go.
+fn check_parts(writing: &Path, parts: &[PartReport]) -> Result<(), CheckpointError> {
+    for PartReport { file, .. } in parts {
+        let path = writing.join(&file.name);
+        let found = match fs::metadata(&path) {
+            Ok(found) if found.len() == file.bytes => continue,
+            Ok(found) => format!("has {} of its {} bytes here", found.len(), file.bytes),
+            Err(error) if error.kind() == ErrorKind::NotFound => "is not there".to_owned(),
+            Err(error) => return Err(cannot("look at", &path)(error)),
+        };
+        return Err(CheckpointError::PartElsewhere { path, found });
+    }
+    for name in names_in(writing)? {
+        if !parts.iter().any(|part| part.file.name == name) {
+            let path = writing.join(name);
+            fs::remove_file(&path).map_err(cannot("remove", &path))?;
+        }
+    }
+    Ok(())
+}
+
+fn complete(directory: &Directory) -> Result<Vec<Complete>, CheckpointError> {
+    let entries = directory.entries()?.into_iter();
+    let complete = entries.filter_map(|entry| match entry.state {
+        EntryState::Complete(manifest) => Some(Complete {
+            tag: entry.tag,
+            sequence: manifest.sequence,
+        }),
+        EntryState::Unusable(_) | EntryState::Incomplete => None,
+    });
+    Ok(complete.collect())
+}
+
+/// The one step (CK-1).
+fn give_name(directory: &Directory, tag: &str) -> Result<(), CheckpointError> {
+    let (writing, folder) = (directory.writing(tag), directory.folder(tag));
+    if folder.exists() {
+        renameat_with(CWD, &writing, CWD, &folder, RenameFlags::EXCHANGE).map_err(|error| {
+            CheckpointError::NoExchange {
+                path: folder.clone(),
+                source: error.into(),
+            }
+        })?;
+    } else {
+        fs::rename(&writing, &folder).map_err(cannot("name", &folder))?;
+    }
+    sync_folder(directory.path())
+}

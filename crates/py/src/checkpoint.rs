@@ -1,0 +1,265 @@
+//! `CheckpointWriter` and `CheckpointReader`: parts of checkpoints out of tensors' memory and into it, without copies.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use shardwright_checkpoint::{
+    Checkpoint, CheckpointError, Difference, Directory, Dtype, PartReport, PieceView, Region,
+    TensorKind, Touched, Wanted, abandon, commit, differences, write_part,
+};
+
+use crate::error::{argument_error, checkpoint_error};
+use crate::packing::plain_dtype;
+use crate::raw;
+use crate::torch_types::TorchTypes;
+
+/// The box's offset and size, and the first element and the number of a run of its elements.
+type Part = (Vec<u64>, Vec<u64>, Option<(u64, u64)>);
+
+fn region((offset, size, run): Part) -> Region {
+    let whole = Region::boxed(offset, size);
+    match run {
+        None => whole,
+        Some((first, count)) => whole.run(first, count),
+    }
+}
+
+/// The type of the elements as safetensors has it, by torch's name.
+fn dtype_of(name: &str) -> Option<Dtype> {
+    Some(match name {
+        "bool" => Dtype::BOOL,
+        "uint8" => Dtype::U8,
+        "uint16" => Dtype::U16,
+        "uint32" => Dtype::U32,
+        "uint64" => Dtype::U64,
+        "int8" => Dtype::I8,
+        "int16" => Dtype::I16,
+        "int32" => Dtype::I32,
+        "int64" => Dtype::I64,
+        "float16" => Dtype::F16,
+        "bfloat16" => Dtype::BF16,
+        "float32" => Dtype::F32,
+        "float64" => Dtype::F64,
+        "complex64" => Dtype::C64,
+        "float8_e4m3fn" => Dtype::F8_E4M3,
+        "float8_e4m3fnuz" => Dtype::F8_E4M3FNUZ,
+        "float8_e5m2" => Dtype::F8_E5M2,
+        "float8_e5m2fnuz" => Dtype::F8_E5M2FNUZ,
+        "float8_e8m0fnu" => Dtype::F8_E8M0,
+        _ => return None,
+    })
+}
+
+fn known_dtype(tensor: &str, name: &str) -> PyResult<Dtype> {
+    dtype_of(name).ok_or_else(|| {
+        argument_error(format!(
+            "tensor {tensor:?} has dtype {name}, which safetensors cannot hold; view complex tensors as real ones"
+        ))
+    })
+}
+
+/// A tensor in host memory, kept alive, and where its elements are.
+struct Memory {
+    tensor: Py<PyAny>,
+    dtype: Dtype,
+    address: usize,
+    nbytes: usize,
+}
+
+impl Memory {
+    fn of(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = tensor.py();
+        let Some(dtype) = plain_dtype(TorchTypes::get(py)?, tensor)? else {
+            return Err(argument_error(format!(
+                "tensor {name:?} is not an ordinary, contiguous tensor in host memory"
+            )));
+        };
+        Ok(Self {
+            dtype: known_dtype(name, dtype)?,
+            address: tensor.call_method0(intern!(py, "data_ptr"))?.extract()?,
+            nbytes: tensor.getattr(intern!(py, "nbytes"))?.extract()?,
+            tensor: tensor.clone().unbind(),
+        })
+    }
+}
+
+/// Refuses tensors that share memory, which two reads would write.
+fn check_apart(memories: &[(String, Memory, Part)]) -> PyResult<()> {
+    let held = memories.iter().filter(|(_, memory, _)| memory.nbytes > 0);
+    let mut ranges: Vec<(usize, usize, &str)> = held
+        .map(|(name, memory, _)| (memory.address, memory.address + memory.nbytes, &**name))
+        .collect();
+    ranges.sort_unstable();
+    match ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+        None => Ok(()),
+        Some(pair) => Err(argument_error(format!(
+            "what is read of {:?} and {:?} would go into the same memory",
+            pair[0].2, pair[1].2
+        ))),
+    }
+}
+
+/// Writes a checkpoint: every rank its part, then one rank the manifest.
+#[pyclass(frozen, module = "shardwright._core")]
+pub(crate) struct CheckpointWriter {
+    directory: Directory,
+    tag: String,
+}
+
+#[pymethods]
+impl CheckpointWriter {
+    /// For the checkpoint `tag` in the directory `path`; nothing is written yet.
+    #[new]
+    #[pyo3(signature = (path, tag))]
+    fn new(path: PathBuf, tag: String) -> Self {
+        let directory = Directory::new(path);
+        Self { directory, tag }
+    }
+
+    /// Write this rank's file, down to the disk, while other Python threads run: the report for `commit`.
+    ///
+    /// A piece is the tensor's global name, its contiguous elements in host memory, the shape of the whole tensor, and what
+    /// the piece is of it: offset, size, and of that box the first element and the number of a run of them, or None. The
+    /// elements must not change meanwhile. Raises `ShardwrightError`, and leaves no file.
+    #[pyo3(signature = (name, pieces))]
+    #[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
+    fn write_part(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        pieces: Vec<(String, Bound<'_, PyAny>, Vec<u64>, Part)>,
+    ) -> PyResult<String> {
+        let given = pieces.iter().map(|(name, tensor, shape, part)| {
+            let memory = Memory::of(name, tensor)?;
+            Ok((name, memory, shape, region(part.clone())))
+        });
+        let given: Vec<_> = given.collect::<PyResult<_>>()?;
+        let views = given.iter().map(|(name, memory, shape, region)| PieceView {
+            name,
+            dtype: memory.dtype,
+            shape,
+            region: region.clone(),
+            bytes: raw::bytes_of(&memory.tensor, memory.address, memory.nbytes),
+        });
+        let views: Vec<_> = views.collect();
+        let report = py
+            .detach(|| write_part(&self.directory, &self.tag, name, &views))
+            .map_err(|error| checkpoint_error(&error))?;
+        Ok(serde_json::to_string(&report).expect("names and numbers are JSON"))
+    }
+
+    /// Complete the checkpoint out of all ranks' reports, in one step, and make it the newest: the tags of older ones that
+    /// were removed to leave `keep`.
+    ///
+    /// `description` is a JSON object: `library_version`, `step`, `degrees`, `partition`, `aliases`, `user_content`.
+    #[pyo3(signature = (description, reports, *, keep=None))]
+    #[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
+    fn commit(
+        &self,
+        py: Python<'_>,
+        description: &str,
+        reports: Vec<String>,
+        keep: Option<NonZeroU32>,
+    ) -> PyResult<Vec<String>> {
+        let description = serde_json::from_str(description).map_err(argument_error)?;
+        let reports = reports.iter().map(|report| serde_json::from_str(report));
+        let reports: Vec<PartReport> = reports.collect::<Result<_, _>>().map_err(argument_error)?;
+        py.detach(|| commit(&self.directory, &self.tag, description, reports, keep))
+            .map(|committed| committed.removed)
+            .map_err(|error| checkpoint_error(&error))
+    }
+
+    /// Remove what was written of a checkpoint that will not be completed.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| abandon(&self.directory, &self.tag))
+            .map_err(|error| checkpoint_error(&error))
+    }
+}
+
+/// Reads a complete checkpoint.
+#[pyclass(frozen, module = "shardwright._core")]
+pub(crate) struct CheckpointReader(Checkpoint);
+
+#[pymethods]
+impl CheckpointReader {
+    /// Open the checkpoint `tag` of the directory `path`, or the newest. Raises `ShardwrightError` that names what is missing
+    /// or damaged; elements are verified where they are read.
+    #[new]
+    #[pyo3(signature = (path, tag=None))]
+    #[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
+    fn new(py: Python<'_>, path: PathBuf, tag: Option<&str>) -> PyResult<Self> {
+        py.detach(|| Checkpoint::open_folder(&Directory::locate(&path, tag)?))
+            .map(Self)
+            .map_err(|error| checkpoint_error(&error))
+    }
+
+    /// The manifest, as JSON.
+    #[getter]
+    fn manifest(&self) -> String {
+        serde_json::to_string(self.0.manifest()).expect("names and numbers are JSON")
+    }
+
+    /// How these tensors (name, dtype, shape) differ from the checkpoint's, a line for each difference.
+    #[pyo3(signature = (wanted, /))]
+    fn differences(&self, wanted: Vec<(String, String, Vec<u64>)>) -> PyResult<Vec<String>> {
+        let wanted = wanted.into_iter().map(|(name, dtype, shape)| {
+            let dtype = known_dtype(&name, &dtype)?;
+            Ok((name, TensorKind { dtype, shape }))
+        });
+        let wanted: BTreeMap<_, _> = wanted.collect::<PyResult<_>>()?;
+        let found = differences(&wanted, self.0.manifest());
+        Ok(found.iter().map(Difference::to_string).collect())
+    }
+
+    /// Read into contiguous tensors in host memory, while other Python threads run: how many files, chunks and bytes were
+    /// touched.
+    ///
+    /// Each is a name, the tensor that takes the elements, and what is wanted: offset, size, and of that box the first
+    /// element and the number of a run of them, or None. After an error the tensors hold anything.
+    #[pyo3(signature = (wanted, /))]
+    fn read(
+        &self,
+        py: Python<'_>,
+        wanted: Vec<(String, Bound<'_, PyAny>, Part)>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let given = wanted.into_iter().map(|(name, tensor, part)| {
+            let memory = Memory::of(&name, &tensor)?;
+            let saved = self.0.manifest().tensor(&name);
+            if let Some(saved) = saved.filter(|saved| saved.dtype != memory.dtype) {
+                return Err(argument_error(format!(
+                    "tensor {name:?} was saved as {} and is wanted as {}",
+                    saved.dtype, memory.dtype
+                )));
+            }
+            Ok((name, memory, part))
+        });
+        let mut given: Vec<_> = given.collect::<PyResult<_>>()?;
+        check_apart(&given)?;
+        let wanted = given.iter_mut().map(|(name, memory, part)| Wanted {
+            name,
+            region: region(part.clone()),
+            into: raw::bytes_into(&mut memory.tensor, memory.address, memory.nbytes),
+        });
+        let wanted = wanted.collect();
+        let touched = py
+            .detach(|| self.0.read(wanted))
+            .map_err(|error: CheckpointError| checkpoint_error(&error))?;
+        let Touched {
+            files,
+            chunks,
+            bytes,
+        } = touched;
+        Ok((files, chunks, bytes))
+    }
+
+    /// Read all files: what is not as it was written, a line for each.
+    fn verify(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let damages = py
+            .detach(|| self.0.verify(|_| {}))
+            .map_err(|error| checkpoint_error(&error))?;
+        Ok(damages.iter().map(ToString::to_string).collect())
+    }
+}
