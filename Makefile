@@ -110,7 +110,7 @@ lint: setup $(TOOLS)/cargo-deny $(TOOLS)/pyo3-introspection ## formatting, lints
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 	cargo clippy -p shardwright-py --locked --quiet -- -D warnings # as wheels have it, without the faults of tests
-	cargo clippy -p shardwright-buffers -p shardwright-ucx -p shardwright-comm -p shardwright-runtime --features shardwright-comm/shuttle,shardwright-runtime/shuttle --lib --tests --locked --quiet -- -D warnings
+	cargo clippy -p shardwright-buffers -p shardwright-ucx -p shardwright-comm -p shardwright-offload -p shardwright-runtime --features shardwright-comm/shuttle,shardwright-offload/shuttle,shardwright-runtime/shuttle --lib --tests --locked --quiet -- -D warnings
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m mypy --no-error-summary

@@ -31,6 +31,7 @@ __all__ = [
     "ForwardLink",
     "Getters",
     "GradMode",
+    "HostMemory",
     "LaunchInfo",
     "MemoryCategories",
     "MemoryMeter",
@@ -910,6 +911,16 @@ class GradMode:
         """
 
 @final
+class HostMemory:
+    """
+    Locked host memory that is used again when nobody has it any more.
+    """
+    def bytes(self, /) -> object:
+        """
+        Its bytes as a capsule, for a device to write to.
+        """
+
+@final
 class LaunchInfo:
     """
     This process's place among those that were started together.
@@ -968,10 +979,19 @@ class MemoryCategories:
     @property
     def activations(self, /) -> int | None: ...
     def advice(
-        self, /, config: Config, *, in_flight: SupportsIndex, microbatches: SupportsIndex, replicas: SupportsIndex
+        self,
+        /,
+        config: Config,
+        *,
+        in_flight: SupportsIndex,
+        microbatches: SupportsIndex,
+        replicas: SupportsIndex,
+        checkpointed: tuple[SupportsIndex, SupportsIndex],
     ) -> list[tuple[str, int, str]]:
         """
         The settings that would save memory, the largest saving first: setting, bytes, what it costs.
+
+        `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls.
         """
     @property
     def buffers(self, /) -> int | None: ...
@@ -1155,6 +1175,10 @@ class Offload:
         """
         A checkpointed call begins; `module` names in errors and timelines what was called.
         """
+    def arrived(self, tensor: SupportsIndex, memory: HostMemory, /) -> None:
+        """
+        A tensor of a device that had to leave is in host memory, which must not be written to any more.
+        """
     def begin_step(
         self,
         /,
@@ -1175,6 +1199,15 @@ class Offload:
         """
         The rank begins a task of a microbatch, or goes on with it.
         """
+    def bytes_of(self, tensor: SupportsIndex, /) -> object | None:
+        """
+        The bytes of a tensor of a device, as a capsule; None where they are not in host memory.
+        """
+    def changes(self, /) -> tuple[list[int], list[int], set[int]]:
+        """
+        What has to be done with tensors of devices, since the last call: those that have to come to host memory, those that
+        nobody keeps any more, and all that are needed within the horizon.
+        """
     def close(self, /) -> None:
         """
         End the thread. What is kept is lost.
@@ -1187,6 +1220,17 @@ class Offload:
     def keep_trace(self, on: bool, /) -> None:
         """
         Keep records of transfers from now on, or keep none.
+        """
+    def lease(self, nbytes: SupportsIndex, /) -> HostMemory | None:
+        """
+        Locked host memory for so many bytes, which has been used before; None where all is in use.
+        """
+    def lease_new(
+        self, owner: Any, address: SupportsIndex, size: SupportsIndex, nbytes: SupportsIndex, /
+    ) -> HostMemory:
+        """
+        New host memory for `nbytes`, of `size` bytes that `owner` has locked at an address and that nobody else uses; it is
+        used again later.
         """
     def stays_in_memory(self, /) -> bool:
         """
@@ -1206,13 +1250,18 @@ class OffloadedCall:
         """
         Keep a copy of the bytes of a dense tensor in host memory, and return its number.
         """
+    def add_on_device(self, nbytes: SupportsIndex, /) -> int:
+        """
+        Keep a tensor of a device, which the caller has until it has to leave, and return its number.
+        """
     def share(self, tensor: SupportsIndex, /) -> bool:
         """
         Keep a tensor that other calls keep; false where none does any more.
         """
-    def take(self, /) -> list[tuple[int, object]]:
+    def take(self, /) -> list[tuple[int, object | None]]:
         """
-        The tensors by number, as capsules of bytes that must not be written to. Waits for those that are not back.
+        The tensors by number, as capsules of bytes that must not be written to. Waits for those that are not back. Those of
+        devices that are not in host memory are None.
         """
 
 @final

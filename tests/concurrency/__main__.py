@@ -30,7 +30,7 @@ from tests.mutants.__main__ import clean, planted
 from .faults import FAULTS, MEMORY
 
 #: The crates with laws, which the feature ``shuttle`` puts on scheduled threads.
-_CRATES = ("shardwright-buffers", "shardwright-comm", "shardwright-runtime")
+_CRATES = ("shardwright-buffers", "shardwright-comm", "shardwright-offload", "shardwright-runtime")
 #: The sanitizer is compiled into what runs, and not into build scripts: hence a target by name.
 _TARGET = "x86_64-unknown-linux-gnu" if os.uname().machine == "x86_64" else "aarch64-unknown-linux-gnu"
 _SANITIZED = Path("target", "asan")

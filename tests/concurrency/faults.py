@@ -8,10 +8,35 @@ _BUFFERS = "crates/buffers/src"
 _COMM = "crates/comm/src"
 _UCX = "crates/ucx/src"
 _RUNTIME = "crates/runtime/src"
+_OFFLOAD = "crates/offload/src"
 #: Stands for the tests of raw memory under AddressSanitizer.
 MEMORY = "memory"
 
 FAULTS = (
+    Fault(
+        "offload",
+        "who waits for a tensor is not told that it is back",
+        f"{_OFFLOAD}/mover.rs",
+        "self.obey(&mut state);\n        self.done.notify_all();",
+        "self.obey(&mut state);",
+        ("shardwright-offload", "what_is_given_to_the_thread_is_moved_and_comes_back_as_it_was"),
+    ),
+    Fault(
+        "offload",
+        "the thread is not told of what it has to store",
+        f"{_OFFLOAD}/mover.rs",
+        "state.stores.push_back(tensor);\n        self.work.notify_one();",
+        "state.stores.push_back(tensor);",
+        ("shardwright-offload", "what_is_given_to_the_thread_is_moved_and_comes_back_as_it_was"),
+    ),
+    Fault(
+        "offload",
+        "an end does not wake the thread",
+        f"{_OFFLOAD}/shell.rs",
+        "state.closed = true;\n        self.shared.work.notify_all();",
+        "state.closed = true;",
+        ("shardwright-offload", "an_end_wakes_who_waits_for_room_or_for_a_tensor"),
+    ),
     Fault(
         "objects",
         "of two sleeping receivers the last one is not woken",

@@ -14,6 +14,8 @@ from shardwright import _core
 from shardwright.errors import ConfigError, OffloadError
 from shardwright.job.runtime import current_runtime
 from shardwright.offloading import Kept, OffloadedActivations, activations
+from shardwright.offloading.device import DeviceTransfers
+from shardwright.offloading.streams import CudaStreams
 from shardwright.offloading.tensors import MIN_BYTES, may_be_offloaded
 from torch import nn
 
@@ -61,7 +63,8 @@ def test_a_tensor_comes_back_bit_for_bit_in_its_layout(name: str, directory: str
     once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
     offload = _core.Offload(rank=0, horizon=1, directory=directory, most_outgoing=0, timeout_seconds=20.0)
     try:
-        kept = [Kept(offload.add_call(0, "a Linear")) for _ in range(3)]
+        transfers = DeviceTransfers(offload, CudaStreams())
+        kept = [Kept(offload.add_call(0, "a Linear"), transfers) for _ in range(3)]
         made = [one.add(once, tensor) for one in kept]
         found = kept[0].take()[made[0].number]
         assert offload.counts()["loaded"] == 1

@@ -1,7 +1,7 @@
 //! Which settings would need less memory, and how much less.
 
 use shardwright_core::Config;
-use shardwright_core::config::{KEYS, Pipeline, PipelineName};
+use shardwright_core::config::{FlagOrWord, KEYS, Pipeline, PipelineName};
 
 use crate::account::Categories;
 
@@ -18,6 +18,8 @@ pub struct Situation<'a> {
     pub microbatches: u32,
     /// Ranks that hold the same parameters.
     pub replicas: u32,
+    /// What checkpointed calls keep in memory at the most full moment: bytes, and how many calls.
+    pub checkpointed: (u64, u32),
 }
 
 /// A setting, and what it is expected to save.
@@ -35,6 +37,7 @@ pub struct Advice {
 pub fn advise(situation: &Situation<'_>) -> Vec<Advice> {
     let mut advice = [
         recompute(situation),
+        offload(situation),
         fewer_in_flight(situation),
         smaller_microbatches(situation),
         shard_optimizer(situation),
@@ -69,6 +72,20 @@ fn recompute(situation: &Situation<'_>) -> Option<Advice> {
             situation.in_flight,
         ),
         price: "every forward runs twice, up to a third more time",
+    })
+}
+
+/// Of the calls whose arguments are kept, those within the horizon stay in memory.
+fn offload(situation: &Situation<'_>) -> Option<Advice> {
+    let (bytes, calls) = situation.checkpointed;
+    if situation.config.offload_activations != FlagOrWord::Flag(false) {
+        return None;
+    }
+    let outside = calls.saturating_sub(situation.config.activation_loading_horizon);
+    Some(Advice {
+        setting: "\"offload_activations\": \"disk\"".to_owned(),
+        saves: part(bytes.min(situation.categories.activations?), outside, calls),
+        price: "what checkpointed modules keep is written to a disk and read back",
     })
 }
 

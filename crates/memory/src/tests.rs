@@ -30,6 +30,7 @@ fn advice(text: &str, in_flight: u32, replicas: u32) -> Vec<Advice> {
         in_flight,
         microbatches: config.microbatches,
         replicas,
+        checkpointed: (300 * MIB, 12),
     })
 }
 
@@ -139,6 +140,25 @@ fn replicas_share_the_state_of_the_optimizer_where_that_is_built() {
     assert_eq!(saving(&sharded, "shard_optimizer_state"), None);
 }
 
+#[test]
+fn what_checkpointed_calls_keep_outside_of_the_horizon_may_be_offloaded() {
+    let setting = "\"offload_activations\": \"disk\"";
+    let found = advice(r#"{"activation_loading_horizon": 4}"#, 1, 1);
+    assert_eq!(saving(&found, setting), Some(200 * MIB));
+    assert_eq!(
+        saving(
+            &advice(r#"{"activation_loading_horizon": 12}"#, 1, 1),
+            setting
+        ),
+        None,
+        "all of it is within the horizon"
+    );
+    assert_eq!(
+        saving(&advice(r#"{"offload_activations": "disk"}"#, 1, 1), setting),
+        None
+    );
+}
+
 proptest! {
     #[test]
     fn no_advice_saves_more_than_there_is(
@@ -148,6 +168,7 @@ proptest! {
         replicas in 0_u32..100,
         pipeline in prop::sample::select(vec!["simple", "interleaved", "looped", "zero_bubble", "auto"]),
         degree in 1_u32..9,
+        checkpointed in any::<(u64, u32)>(),
     ) {
         let text = format!(
             r#"{{"pipeline_parallel_degree": {degree}, "microbatches": {microbatches}, "pipeline": "{pipeline}"}}"#
@@ -161,7 +182,7 @@ proptest! {
             buffers: bytes[4].map(|bytes| bytes / 8),
             communication: bytes[5].map(|bytes| bytes / 8),
         };
-        let situation = Situation { config: &config, categories, in_flight, microbatches, replicas };
+        let situation = Situation { config: &config, categories, in_flight, microbatches, replicas, checkpointed };
         let advice = advise(&situation);
         for one in &advice {
             prop_assert!(one.saves > 0 && one.saves <= categories.total(), "{one:?}");

@@ -23,6 +23,8 @@ pub struct Counts {
     pub bytes: u64,
     /// The most bytes that were in the storage at once.
     pub most_bytes: u64,
+    /// Host memory that is locked for devices, in use or not.
+    pub locked_bytes: u64,
     /// The size of the file.
     pub file_bytes: u64,
 }

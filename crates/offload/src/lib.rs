@@ -12,12 +12,18 @@
 //! - OF-4: a tensor that no call keeps any more takes no place, once what is under way with it has ended.
 //! - OF-5: a tensor is stored at most once, and loaded only while it is not in memory.
 //! - OF-6: the file of a rank has no name: nothing of it is left when the process ends, however it ends.
+//! - OF-7: a tensor of a device is stored after its frontend has brought it to host memory, and is lost by the frontend only
+//!   after that: until then it is in memory for the plan, and no bytes are here.
 
+#[cfg(all(test, feature = "shuttle"))]
+#[expect(clippy::unwrap_used, reason = "tests may panic")]
+mod concurrency;
 mod counts;
 mod error;
 mod file;
 mod mover;
 mod plan;
+mod pool;
 mod shell;
 #[cfg(test)]
 mod tests;
@@ -26,5 +32,6 @@ mod trace;
 pub use counts::Counts;
 pub use error::{OffloadError, Subject};
 pub use plan::{CallId, Order, Plan, Task, TensorId};
-pub use shell::{Offload, Options};
+pub use pool::{HostBlock, HostPool, LeasedBlock};
+pub use shell::{Changes, Offload, Options};
 pub use trace::{Direction, Span};

@@ -13,6 +13,7 @@ use crate::counts::Counts;
 use crate::error::{OffloadError, Subject};
 use crate::file::{Places, StorageFile};
 use crate::plan::{CallId, Order, Plan, TensorId};
+use crate::pool::{HostPool, LeasedBlock};
 use crate::shell::Options;
 use crate::trace::{Direction, Span, Spans};
 
@@ -25,6 +26,8 @@ pub(crate) struct Kept {
     pub(crate) module: Arc<str>,
     pub(crate) microbatch: MicrobatchId,
     pub(crate) bytes: u64,
+    /// Whether it is a tensor of a device, which the frontend brings to host memory and back.
+    pub(crate) of_device: bool,
     pub(crate) memory: Option<Buffer>,
     pub(crate) stored: Option<Stored>,
 }
@@ -45,6 +48,9 @@ pub(crate) struct State {
     pub(crate) loads: VecDeque<TensorId>,
     pub(crate) stores: VecDeque<TensorId>,
     pub(crate) outgoing: u64,
+    /// Tensors of devices that have to come to host memory, and those that are gone, since the frontend last asked.
+    pub(crate) leaving: Vec<TensorId>,
+    pub(crate) gone: Vec<TensorId>,
     /// Whether the thread moves one that is in none of both.
     pub(crate) moving: bool,
     /// How many transfers have ended.
@@ -61,6 +67,7 @@ pub(crate) struct State {
 pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) file: Option<StorageFile>,
+    pub(crate) pool: Arc<HostPool>,
     pub(crate) started: Instant,
     pub(crate) state: Mutex<State>,
     /// The thread has something to do.
@@ -78,6 +85,8 @@ impl State {
             places: Places::new(),
             loads: VecDeque::new(),
             stores: VecDeque::new(),
+            leaving: Vec::new(),
+            gone: Vec::new(),
             outgoing: 0,
             moving: false,
             moved: 0,
@@ -104,6 +113,7 @@ impl Shared {
             state: Mutex::new(State::new(options.horizon)),
             options,
             file,
+            pool: Arc::default(),
             started: Instant::now(),
             work: Condvar::new(),
             done: Condvar::new(),
@@ -125,11 +135,10 @@ impl Shared {
     pub(crate) fn obey(&self, state: &mut State) {
         for order in state.plan.take_orders() {
             match order {
-                Order::Store(tensor) => {
-                    state.outgoing += state.tensors[&tensor].bytes;
-                    state.stores.push_back(tensor);
-                    self.work.notify_one();
+                Order::Store(tensor) if state.tensors[&tensor].memory.is_none() => {
+                    state.leaving.push(tensor);
                 }
+                Order::Store(tensor) => self.store_later(state, tensor),
                 Order::Load(tensor) => {
                     state.loads.push_back(tensor);
                     self.work.notify_one();
@@ -141,6 +150,9 @@ impl Shared {
                 Order::Erase(tensor) => {
                     let gone = state.tensors.remove(&tensor);
                     let gone = gone.expect("the plan and the tensors agree");
+                    if gone.of_device {
+                        state.gone.push(tensor);
+                    }
                     if let Some(stored) = gone.stored {
                         state.counts.bytes -= gone.bytes;
                         if let Stored::File(block) = stored {
@@ -150,6 +162,13 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Has the thread store what is in host memory.
+    pub(crate) fn store_later(&self, state: &mut State, tensor: TensorId) {
+        state.outgoing += state.tensors[&tensor].bytes;
+        state.stores.push_back(tensor);
+        self.work.notify_one();
     }
 
     /// The thread: one transfer after another.
@@ -227,9 +246,10 @@ impl Shared {
         let found = match (&kept.stored, &self.file) {
             (Some(Stored::Pool(buffer)), _) => Ok(buffer.clone()),
             (Some(Stored::File(block)), Some(file)) => {
-                let block = *block;
+                let (block, of_device) = (*block, kept.of_device);
                 drop(state);
-                let found = read(file, block);
+                let leased = of_device.then(|| self.pool.lease(block.len as usize));
+                let found = read(file, block, leased.flatten());
                 state = self.lock();
                 found.map_err(|error| match error {
                     ReadError::NoMemory => OffloadError::NoMemory {
@@ -320,7 +340,16 @@ impl From<NoMemory> for ReadError {
     }
 }
 
-fn read(file: &StorageFile, block: Block) -> Result<Buffer, ReadError> {
+/// Reads into locked memory, where there is some.
+fn read(
+    file: &StorageFile,
+    block: Block,
+    leased: Option<LeasedBlock>,
+) -> Result<Buffer, ReadError> {
+    if let Some(mut leased) = leased {
+        let read = file.read(leased.as_bytes_mut(), block.offset);
+        return read.map(|()| leased.into_buffer()).map_err(ReadError::Io);
+    }
     Buffer::filled_by(block.len as usize, |bytes| {
         file.read(bytes, block.offset).map_err(ReadError::Io)
     })

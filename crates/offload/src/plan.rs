@@ -290,7 +290,7 @@ impl Plan {
 
     /// The tensors that have to be in memory: those needed now, and those needed within the horizon. A forward that comes
     /// counts as one task, a second computation as one, and so does a backward that has none.
-    fn wanted(&self) -> BTreeSet<TensorId> {
+    pub fn wanted(&self) -> BTreeSet<TensorId> {
         let needed = self.calls.values().filter(|call| call.needed);
         let mut wanted: BTreeSet<_> = needed.flat_map(|call| call.tensors.clone()).collect();
         let mut left = self.horizon;

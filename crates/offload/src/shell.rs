@@ -12,8 +12,9 @@ use shardwright_wire::Buffer;
 use crate::counts::Counts;
 use crate::error::OffloadError;
 use crate::file::StorageFile;
-use crate::mover::{Kept, Shared, State, wait};
+use crate::mover::{Kept, Shared, State, Stored, wait};
 use crate::plan::{CallId, Task, TensorId};
+use crate::pool::HostPool;
 use crate::trace::Span;
 
 /// How long an end waits for the transfer under way.
@@ -31,6 +32,17 @@ pub struct Options {
     pub most_outgoing: u64,
     /// How long the storage may move nothing while somebody waits.
     pub timeout: Duration,
+}
+
+/// What a frontend has to do with tensors of devices, since it last asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Those to be brought to host memory, and told of with [`Offload::arrived`].
+    pub leaving: Vec<TensorId>,
+    /// Those that nobody keeps any more.
+    pub gone: Vec<TensorId>,
+    /// Those that are needed within the horizon, to be brought back to the device as far as they are in host memory.
+    pub near: Vec<TensorId>,
 }
 
 /// The offloaded tensors of a rank.
@@ -98,10 +110,19 @@ impl Offload {
 
     /// A call keeps these bytes. Waits while too many are on their way out.
     pub fn add_tensor(&self, call: CallId, bytes: Buffer) -> Result<TensorId, OffloadError> {
+        let len = bytes.len() as u64;
+        self.add(call, Some(bytes), len)
+    }
+
+    fn add(
+        &self,
+        call: CallId,
+        memory: Option<Buffer>,
+        bytes: u64,
+    ) -> Result<TensorId, OffloadError> {
         let state = self.enter()?;
-        let mut state = self.wait_until(state, |state| {
-            state.outgoing <= self.shared.options.most_outgoing
-        })?;
+        let most = self.shared.options.most_outgoing;
+        let mut state = self.wait_until(state, |state| state.outgoing <= most)?;
         let (module, microbatch) = state
             .modules
             .get(&call)
@@ -111,13 +132,60 @@ impl Offload {
         let kept = Kept {
             module,
             microbatch,
-            bytes: bytes.len() as u64,
-            memory: Some(bytes),
+            bytes,
+            of_device: memory.is_none(),
+            memory,
             stored: None,
         };
         state.tensors.insert(tensor, kept);
         self.shared.obey(&mut state);
         Ok(tensor)
+    }
+
+    /// A call keeps a tensor of a device, which its frontend has until [`Changes::leaving`] names it.
+    pub fn add_device_tensor(&self, call: CallId, bytes: u64) -> Result<TensorId, OffloadError> {
+        self.add(call, None, bytes)
+    }
+
+    /// A tensor of a device that had to leave is in host memory.
+    pub fn arrived(&self, tensor: TensorId, bytes: Buffer) -> Result<(), OffloadError> {
+        let mut state = self.enter()?;
+        if let Some(kept) = state.tensors.get_mut(&tensor) {
+            kept.memory = Some(bytes);
+            self.shared.store_later(&mut state, tensor);
+        }
+        Ok(())
+    }
+
+    /// What a frontend has to do with tensors of devices.
+    pub fn changes(&self) -> Result<Changes, OffloadError> {
+        let mut state = self.enter()?;
+        let wanted = state.plan.wanted().into_iter();
+        let near = wanted.filter(|tensor| state.tensors[tensor].of_device);
+        let near = near.collect();
+        Ok(Changes {
+            leaving: std::mem::take(&mut state.leaving),
+            gone: std::mem::take(&mut state.gone),
+            near,
+        })
+    }
+
+    /// The bytes of a tensor, where they are in host memory.
+    pub fn bytes_of(&self, tensor: TensorId) -> Result<Option<Buffer>, OffloadError> {
+        let state = self.enter()?;
+        let found = state.tensors.get(&tensor).and_then(|kept| {
+            let stored = match &kept.stored {
+                Some(Stored::Pool(buffer)) => Some(buffer),
+                _ => None,
+            };
+            kept.memory.as_ref().or(stored).cloned()
+        });
+        Ok(found)
+    }
+
+    /// The locked host memory of the rank.
+    pub fn pool(&self) -> &Arc<HostPool> {
+        &self.shared.pool
     }
 
     /// A call keeps a tensor that others keep; false where none does any more.
@@ -128,8 +196,9 @@ impl Offload {
         Ok(shared)
     }
 
-    /// The tensors of a call that is computed again. Waits for those that are not back.
-    pub fn take(&self, call: CallId) -> Result<Vec<(TensorId, Buffer)>, OffloadError> {
+    /// The tensors of a call that is computed again. Waits for those that are not back. Those of devices have no bytes here
+    /// before they have come to host memory.
+    pub fn take(&self, call: CallId) -> Result<Vec<(TensorId, Option<Buffer>)>, OffloadError> {
         let mut state = self.enter()?;
         state.plan.need(call);
         self.shared.obey(&mut state);
@@ -144,8 +213,12 @@ impl Offload {
             return Err(error.clone());
         }
         let found = state.plan.tensors_of(call).iter().map(|tensor| {
-            let memory = state.tensors[tensor].memory.clone();
-            (*tensor, memory.expect("what is ready is in memory"))
+            let kept = &state.tensors[tensor];
+            debug_assert!(
+                kept.of_device || kept.memory.is_some(),
+                "what is ready is in memory"
+            );
+            (*tensor, kept.memory.clone())
         });
         let found = found.collect();
         state.plan.has_used(call);
@@ -168,6 +241,7 @@ impl Offload {
         Ok(Counts {
             on_the_way: state.under_way(),
             file_bytes: state.places.size,
+            locked_bytes: self.shared.pool.bytes(),
             ..state.counts
         })
     }

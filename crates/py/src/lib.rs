@@ -78,7 +78,7 @@ mod _core {
     #[pymodule_export]
     use crate::node::Node;
     #[pymodule_export]
-    use crate::offload::{Offload, OffloadedCall};
+    use crate::offload::{HostMemory, Offload, OffloadedCall};
     #[pymodule_export]
     use crate::partition::{partition, shard_parameters};
     #[pymodule_export]

@@ -107,13 +107,16 @@ impl MemoryCategories {
     }
 
     /// The settings that would save memory, the largest saving first: setting, bytes, what it costs.
-    #[pyo3(signature = (config, *, in_flight, microbatches, replicas) -> "list[tuple[str, int, str]]")]
+    ///
+    /// `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls.
+    #[pyo3(signature = (config, *, in_flight, microbatches, replicas, checkpointed) -> "list[tuple[str, int, str]]")]
     fn advice(
         &self,
         config: &Config,
         in_flight: u32,
         microbatches: u32,
         replicas: u32,
+        checkpointed: (u64, u32),
     ) -> Vec<(String, u64, &'static str)> {
         let advice = advise(&Situation {
             config: &config.0,
@@ -121,6 +124,7 @@ impl MemoryCategories {
             in_flight,
             microbatches,
             replicas,
+            checkpointed,
         });
         let row = |one: shardwright_memory::Advice| (one.setting, one.saves, one.price);
         advice.into_iter().map(row).collect()

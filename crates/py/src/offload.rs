@@ -1,10 +1,12 @@
 //! `Offload`: what checkpointed modules keep, out of memory until their backward is near.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use shardwright_core::{MicrobatchId, Phase, PipelineRank, StepEpoch};
@@ -12,6 +14,7 @@ use shardwright_offload::{CallId, Direction, OffloadError, Options, Task, Tensor
 use shardwright_schedule::Schedule;
 use shardwright_simulate::expected_order;
 use shardwright_timeline::{Record, RecordKind};
+use shardwright_wire::Buffer;
 
 use crate::error::offload_error;
 use crate::raw;
@@ -120,6 +123,64 @@ impl Offload {
         })
     }
 
+    /// Locked host memory for so many bytes, which has been used before; None where all is in use.
+    #[pyo3(signature = (nbytes, /))]
+    fn lease(&self, nbytes: usize) -> Option<HostMemory> {
+        let leased = self.tensors.pool().lease(nbytes)?;
+        Some(HostMemory(leased.into_buffer()))
+    }
+
+    /// New host memory for `nbytes`, of `size` bytes that `owner` has locked at an address and that nobody else uses; it is
+    /// used again later.
+    #[pyo3(signature = (owner, address, size, nbytes, /))]
+    fn lease_new(
+        &self,
+        owner: Py<PyAny>,
+        address: usize,
+        size: usize,
+        nbytes: usize,
+    ) -> PyResult<HostMemory> {
+        if nbytes > size {
+            let text = format!("{nbytes} bytes do not fit into {size}");
+            return Err(PyValueError::new_err(text));
+        }
+        let block = raw::host_block(owner, address, size);
+        let leased = self.tensors.pool().add(block, nbytes);
+        Ok(HostMemory(leased.into_buffer()))
+    }
+
+    /// What has to be done with tensors of devices, since the last call: those that have to come to host memory, those that
+    /// nobody keeps any more, and all that are needed within the horizon.
+    #[pyo3(signature = () -> "tuple[list[int], list[int], set[int]]")]
+    fn changes(&self, py: Python<'_>) -> PyResult<(Vec<u64>, Vec<u64>, BTreeSet<u64>)> {
+        let changes = py.detach(|| self.tensors.changes());
+        let changes = changes.map_err(|error| offload_error(&error))?;
+        let numbers = |tensors: Vec<TensorId>| tensors.into_iter().map(|tensor| tensor.0);
+        Ok((
+            numbers(changes.leaving).collect(),
+            numbers(changes.gone).collect(),
+            numbers(changes.near).collect(),
+        ))
+    }
+
+    /// A tensor of a device that had to leave is in host memory, which must not be written to any more.
+    #[pyo3(signature = (tensor, memory, /))]
+    fn arrived(&self, py: Python<'_>, tensor: u64, memory: &HostMemory) -> PyResult<()> {
+        let buffer = memory.0.clone();
+        py.detach(|| self.tensors.arrived(TensorId(tensor), buffer))
+            .map_err(|error| offload_error(&error))
+    }
+
+    /// The bytes of a tensor of a device, as a capsule; None where they are not in host memory.
+    #[pyo3(signature = (tensor, /) -> "object | None")]
+    fn bytes_of(&self, py: Python<'_>, tensor: u64) -> PyResult<Option<Py<PyAny>>> {
+        let found = py.detach(|| self.tensors.bytes_of(TensorId(tensor)));
+        let found = found.map_err(|error| offload_error(&error))?;
+        found
+            .map(|buffer| raw::capsule_of_shared(py, buffer))
+            .transpose()
+    }
+
     /// What has been moved since the start: tensors and bytes out and back, calls that had to wait, and the most bytes that
     /// were out at once.
     #[pyo3(signature = () -> "dict[str, int]")]
@@ -138,6 +199,7 @@ impl Offload {
             ("on_the_way", counts.on_the_way),
             ("bytes", counts.bytes),
             ("most_bytes", counts.most_bytes),
+            ("locked_bytes", counts.locked_bytes),
             ("file_bytes", counts.file_bytes),
         ] {
             dict.set_item(name, number)?;
@@ -199,6 +261,19 @@ impl Offload {
     }
 }
 
+/// Locked host memory that is used again when nobody has it any more.
+#[pyclass(frozen, module = "shardwright._core")]
+pub(crate) struct HostMemory(Buffer);
+
+#[pymethods]
+impl HostMemory {
+    /// Its bytes as a capsule, for a device to write to.
+    #[pyo3(signature = () -> "object")]
+    fn bytes(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        raw::capsule_of_shared(py, self.0.clone())
+    }
+}
+
 /// What one checkpointed call keeps. It is given up with this object.
 #[pyclass(frozen, module = "shardwright._core")]
 pub(crate) struct OffloadedCall {
@@ -220,6 +295,15 @@ impl OffloadedCall {
             .map_err(|error| offload_error(&error))
     }
 
+    /// Keep a tensor of a device, which the caller has until it has to leave, and return its number.
+    #[pyo3(signature = (nbytes, /))]
+    fn add_on_device(&self, py: Python<'_>, nbytes: u64) -> PyResult<u64> {
+        let added = py.detach(|| self.tensors.add_device_tensor(self.call, nbytes));
+        added
+            .map(|tensor| tensor.0)
+            .map_err(|error| offload_error(&error))
+    }
+
     /// Keep a tensor that other calls keep; false where none does any more.
     #[pyo3(signature = (tensor, /))]
     fn share(&self, py: Python<'_>, tensor: u64) -> PyResult<bool> {
@@ -227,14 +311,18 @@ impl OffloadedCall {
             .map_err(|error| offload_error(&error))
     }
 
-    /// The tensors by number, as capsules of bytes that must not be written to. Waits for those that are not back.
-    #[pyo3(signature = () -> "list[tuple[int, object]]")]
-    fn take(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>)>> {
+    /// The tensors by number, as capsules of bytes that must not be written to. Waits for those that are not back. Those of
+    /// devices that are not in host memory are None.
+    #[pyo3(signature = () -> "list[tuple[int, object | None]]")]
+    fn take(&self, py: Python<'_>) -> PyResult<Vec<(u64, Option<Py<PyAny>>)>> {
         let taken = py.detach(|| self.tensors.take(self.call));
         let taken = taken.map_err(|error: OffloadError| offload_error(&error))?;
         let tensors = taken.into_iter();
         tensors
-            .map(|(tensor, buffer)| Ok((tensor.0, raw::capsule_of_shared(py, buffer)?)))
+            .map(|(tensor, buffer)| {
+                let capsule = buffer.map(|buffer| raw::capsule_of_shared(py, buffer));
+                Ok((tensor.0, capsule.transpose()?))
+            })
             .collect()
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use shardwright_comm::TensorMemory;
+use shardwright_offload::HostBlock;
 use shardwright_wire::{Buffer, Lent, Owned};
 
 /// Copy memory that a live tensor owns.
@@ -50,6 +51,43 @@ pub(crate) fn bytes_into(_tensor: &mut Py<PyAny>, address: usize, nbytes: usize)
     }
     // SAFETY: as in `bytes_of`; `checkpoint::check_apart` has seen that no other slice of the same read is of this memory.
     unsafe { std::slice::from_raw_parts_mut(address as *mut u8, nbytes) }
+}
+
+/// Host memory that an object of Python owns, such as a tensor in locked memory, and that is given to nobody else.
+struct OwnedByPython {
+    start: usize,
+    nbytes: usize,
+    _owner: Py<PyAny>,
+}
+
+impl HostBlock for OwnedByPython {
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the owner has so many bytes there for as long as it lives; a device writes to them only before the
+        // frontend says that they have arrived, and nobody looks at them until then.
+        unsafe { std::slice::from_raw_parts(self.start(), self.nbytes) }
+    }
+
+    fn as_bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; the pool gives a block to one at a time, and no device reads it before it is shared.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.nbytes) }
+    }
+
+    fn start(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.start)
+    }
+
+    fn len(&self) -> usize {
+        self.nbytes
+    }
+}
+
+/// A block for a pool, of memory that `owner` has at an address and that nobody else uses.
+pub(crate) fn host_block(owner: Py<PyAny>, address: usize, nbytes: usize) -> Box<dyn HostBlock> {
+    Box::new(OwnedByPython {
+        start: address,
+        nbytes,
+        _owner: owner,
+    })
 }
 
 /// How many references to an object there are.
@@ -132,7 +170,11 @@ pub(crate) fn capsule_of(
 
 /// Bytes as a `DLPack` capsule of a tensor of bytes, which others may share: it must not be written to.
 pub(crate) fn capsule_of_shared(py: Python<'_>, buffer: Buffer) -> PyResult<Py<PyAny>> {
-    let (start, len) = (buffer.as_bytes().as_ptr().cast_mut(), buffer.len());
+    let start = buffer.as_lent().map_or_else(
+        || buffer.as_bytes().as_ptr().cast_mut(),
+        |lent| lent.start(), // a device may be about to fill it
+    );
+    let len = buffer.len();
     let shape = vec![i64::try_from(len).unwrap_or(i64::MAX)];
     export(py, start, Memory::Shared(buffer), (1, 8), shape, vec![1])
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,37 @@ from shardwright.offloading.tensors import Kept, OffloadedTensor, may_be_offload
 _copies: Any = WeakIdKeyDictionary()
 
 _Copied = torch.Tensor | OffloadedTensor
+
+
+class _KeptInMemory:
+    """What all calls together keep in memory, as far as it may be offloaded, and the most of it.
+
+    Attributes:
+        now: Bytes, and calls that keep some.
+        most: Those with the most bytes.
+    """
+
+    def __init__(self) -> None:
+        self.now = self.most = (0, 0)
+        self._lock = threading.RLock()  # calls end in any thread, also where the garbage collector happens to run
+
+    def add(self, nbytes: int, calls: int) -> None:
+        with self._lock:
+            self.now = (self.now[0] + nbytes, self.now[1] + calls)
+            self.most = max(self.most, self.now)
+
+
+_in_memory = _KeptInMemory()
+
+
+def most_kept() -> tuple[int, int]:
+    """Return the most bytes that checkpointed calls kept in memory at once, and how many calls kept them."""
+    return _in_memory.most
+
+
+def forget_most_kept() -> None:
+    """Begin anew with what is kept now."""
+    _in_memory.most = _in_memory.now
 
 
 class Arguments:
@@ -57,7 +89,10 @@ class Arguments:
         # The layout of the arguments decides which kernels run, and therefore what they save for the backward.
         self._strides = [_strides_of(tensor) for tensor in tensors]
         self._kept = kept
-        copied = [_copy(tensor, kept) for tensor in tensors]
+        self._nbytes = 0
+        copied = [self._copy(tensor, kept) for tensor in tensors]
+        if self._nbytes:
+            _in_memory.add(self._nbytes, 1)
         self.copies = [copy for copy in copied if isinstance(copy, torch.Tensor)]
         #: In the place of each tensor, what is known of it if it is offloaded.
         self._offloaded = [copy if isinstance(copy, OffloadedTensor) else None for copy in copied]
@@ -65,6 +100,11 @@ class Arguments:
         devices = {tensor.device: None for tensor in tensors} if any(self._offloaded) else {}
         self.copies += [torch.empty(0, device=device) for device in devices if device.type == "cuda"]
         self.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    def __del__(self) -> None:
+        """Keep nothing any more."""
+        if getattr(self, "_nbytes", 0):
+            _in_memory.add(-self._nbytes, -1)
 
     @property
     def need_gradients(self) -> bool:
@@ -94,25 +134,26 @@ class Arguments:
         args, kwargs = tree_unflatten(leaves, self._structure)
         return args, kwargs
 
+    def _copy(self, tensor: torch.Tensor, kept: Kept | None) -> _Copied:
+        if tensor.is_inference() or type(tensor) is not torch.Tensor:
+            return tensor.detach().clone()
+        version, reference = _copies.get(tensor, (-1, None))
+        copy: _Copied | None = None if reference is None else reference()
+        if isinstance(copy, OffloadedTensor) and (kept is None or not kept.share(copy)):
+            copy = None
+        if copy is None or version != tensor._version:
+            copy = _copy_anew(tensor.detach(), kept)
+            if isinstance(copy, torch.Tensor) and may_be_offloaded(copy):
+                self._nbytes += copy.untyped_storage().nbytes()
+            _copies[tensor] = tensor._version, weakref.ref(copy)
+        return copy
+
 
 def _strides_of(tensor: torch.Tensor) -> list[int] | None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     strides = layouts_of([tensor]).get("strides", ())
     return strides[0][1] if strides else None
-
-
-def _copy(tensor: torch.Tensor, kept: Kept | None) -> _Copied:
-    if tensor.is_inference() or type(tensor) is not torch.Tensor:
-        return tensor.detach().clone()
-    version, reference = _copies.get(tensor, (-1, None))
-    copy: _Copied | None = None if reference is None else reference()
-    if isinstance(copy, OffloadedTensor) and (kept is None or not kept.share(copy)):
-        copy = None
-    if copy is None or version != tensor._version:
-        copy = _copy_anew(tensor.detach(), kept)
-        _copies[tensor] = tensor._version, weakref.ref(copy)
-    return copy
 
 
 def _copy_anew(tensor: torch.Tensor, kept: Kept | None) -> _Copied:

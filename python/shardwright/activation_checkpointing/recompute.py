@@ -132,8 +132,8 @@ def _keeper_of(module: nn.Module) -> Kept | None:
         return None
     task = running_task()
     if task is not None:
-        return Kept(offloaded.begin_call(module, task.microbatch))
-    return Kept(offloaded.begin_call(module, runtime.step.microbatch)) if runtime.place.pp_size == 1 else None
+        return offloaded.begin_call(module, task.microbatch)
+    return offloaded.begin_call(module, runtime.step.microbatch) if runtime.place.pp_size == 1 else None
 
 
 @contextmanager

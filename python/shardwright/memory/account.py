@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright import _core
+from shardwright.activation_checkpointing.arguments import forget_most_kept, most_kept
 from shardwright.execution.turn import Turn
 from shardwright.memory.optimizers import (
     distinct_bytes,
@@ -95,6 +96,7 @@ class MemoryAccount:
             self._is_over = True
             return
         self._trained = False
+        forget_most_kept()
         self._meter = _core.MemoryMeter(in_use)
         self._runtime[Turn].observers.append(self)
 
@@ -210,6 +212,7 @@ class MemoryAccount:
             in_flight=in_flight,
             microbatches=self._runtime.step.num_microbatches,
             replicas=len(place.dp_ranks),
+            checkpointed=most_kept(),
         )
         memory = _core.process_memory()
         return RankAccount(

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright import _core
 from shardwright.job.wrapped import WrappedModels
+from shardwright.offloading.device import DeviceTransfers
+from shardwright.offloading.streams import CudaStreams
+from shardwright.offloading.tensors import Kept
 from shardwright.scheduling import Scheduling
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ class OffloadedActivations:
             most_outgoing=MOST_OUTGOING_BYTES,
             timeout_seconds=cfg.stall_timeout_seconds,
         )
+        self._transfers = DeviceTransfers(self._core, CudaStreams())
         if self._core.stays_in_memory() and runtime.place.device.type == "cpu":
             where = "a pool of the same memory" if directory is None else f"{directory}, which is in memory too"
             advice = 'set "offload_activations" to "disk"' if directory is None else "set it to a directory on a disk"
@@ -66,22 +70,24 @@ class OffloadedActivations:
             microbatches=self._runtime.step.num_microbatches,
             one_at_a_time=one_at_a_time,
         )
+        self._transfers.settle()
 
     def begins(self, phase: str, microbatch: int) -> None:
         """See the rank begin a task of a microbatch, or go on with it."""
         self._core.begin_task(microbatch, backward=phase == "backward")
+        self._transfers.settle()
 
     def placed(self) -> None:
         """Nothing changes when a model has been divided."""
 
-    def begin_call(self, module: nn.Module, microbatch: int) -> _core.OffloadedCall:
-        """Begin a checkpointed call.
+    def begin_call(self, module: nn.Module, microbatch: int) -> Kept:
+        """Return what keeps the tensors of a checkpointed call that begins.
 
         Args:
             module: The module that is called, or the first of several.
             microbatch: The microbatch.
         """
-        return self._core.add_call(microbatch, self._name_of(module))
+        return Kept(self._core.add_call(microbatch, self._name_of(module)), self._transfers)
 
     def counts(self) -> Mapping[str, int]:
         """Return what has been moved since the start, and how much is out."""
@@ -97,6 +103,7 @@ class OffloadedActivations:
 
     def close(self) -> None:
         """End the thread that moves tensors."""
+        self._transfers.close()
         self._core.close()
 
     def _name_of(self, module: nn.Module) -> str:

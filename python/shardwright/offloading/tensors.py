@@ -9,6 +9,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from shardwright import _core
+from shardwright.offloading.device import DeviceTransfers
 
 #: Smaller tensors stay where they are: a place in the file begins at a page.
 MIN_BYTES = 4096
@@ -19,6 +20,7 @@ class OffloadedTensor:
 
     Attributes:
         number: Its number in the core.
+        device: Where it is computed with.
     """
 
     def __init__(self, number: int, dense: torch.Tensor, whole: torch.Tensor) -> None:
@@ -30,23 +32,29 @@ class OffloadedTensor:
             whole: The tensor, which may be an expansion of them.
         """
         self.number = number
-        self._dtype, self._device = dense.dtype, dense.device
+        self.device = dense.device
+        self._dtype = dense.dtype
         self._size, self._strides = dense.size(), dense.stride()
         self._expanded = whole.size() if whole.size() != dense.size() else None
 
-    def tensor_of(self, capsule: object) -> torch.Tensor:
+    def tensor_of(self, data: torch.Tensor) -> torch.Tensor:
         """Return the tensor in bytes that have come back, which must not be written to."""
-        flat: torch.Tensor = from_dlpack(capsule).view(self._dtype)
-        dense = flat.as_strided(self._size, self._strides).to(self._device)
+        dense = data.view(self._dtype).as_strided(self._size, self._strides)
         return dense if self._expanded is None else dense.expand(self._expanded)
 
 
 class Kept:
     """The tensors that one checkpointed call keeps in the core."""
 
-    def __init__(self, call: _core.OffloadedCall) -> None:
-        """Keep none yet."""
+    def __init__(self, call: _core.OffloadedCall, transfers: DeviceTransfers) -> None:
+        """Keep none yet.
+
+        Args:
+            call: The call.
+            transfers: Has the tensors of devices.
+        """
         self._call = call
+        self._transfers = transfers
         self._tensors: dict[int, OffloadedTensor] = {}
 
     def add(self, dense: torch.Tensor, whole: torch.Tensor) -> OffloadedTensor:
@@ -57,8 +65,10 @@ class Kept:
             whole: The tensor itself.
         """
         elements = dense if _is_dense(dense) else dense.contiguous()
-        host = elements.cpu()
-        number = self._call.add(host.data_ptr(), host.numel() * host.element_size())
+        if self._transfers.serves(elements.device):
+            number = self._transfers.keep(self._call, _bytes_of(elements))
+        else:
+            number = self._call.add(elements.data_ptr(), elements.numel() * elements.element_size())
         kept = self._tensors[number] = OffloadedTensor(number, elements, whole)
         return kept
 
@@ -71,7 +81,14 @@ class Kept:
 
     def take(self) -> Mapping[int, torch.Tensor]:
         """Return the tensors by number, which must not be written to; waits for those that are not back."""
-        return {number: self._tensors[number].tensor_of(capsule) for number, capsule in self._call.take()}
+        found = {number: self._take(self._tensors[number], capsule) for number, capsule in self._call.take()}
+        self._transfers.settle()
+        return found
+
+    def _take(self, kept: OffloadedTensor, capsule: Any) -> torch.Tensor:
+        if self._transfers.serves(kept.device):
+            return kept.tensor_of(self._transfers.take(kept.number, capsule))
+        return kept.tensor_of(from_dlpack(capsule))
 
 
 def may_be_offloaded(tensor: torch.Tensor) -> bool:
@@ -84,6 +101,12 @@ def may_be_offloaded(tensor: torch.Tensor) -> bool:
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and tensor.numel() * tensor.element_size() >= MIN_BYTES
     )
+
+
+def _bytes_of(dense: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the bytes of a tensor without gaps, in the order of memory."""
+    flat = dense.as_strided((dense.numel(),), (1,))
+    return torch.empty_like(flat).copy_(flat).view(torch.uint8)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

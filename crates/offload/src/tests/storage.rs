@@ -69,7 +69,8 @@ fn step(offload: &Offload, number: u64, calls: usize, len: usize) {
     for (seed, call) in made.into_iter().enumerate().rev() {
         let found = offload.take(call).expect("it comes back");
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].1.as_bytes(), bytes(seed, len + seed));
+        let found = found[0].1.as_ref().expect("it is in memory");
+        assert_eq!(found.as_bytes(), bytes(seed, len + seed));
         offload.remove_call(call);
     }
 }
