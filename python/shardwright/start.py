@@ -174,12 +174,24 @@ def _install(runtime: Runtime) -> None:
         )
     )
     if runtime.place.launch.world_size > 1:
-        give_back_large(runtime.place.device, os.environ)
+        if _saves_memory(runtime.place):
+            give_back_large(runtime.place.device, os.environ)
         stall_reporter = StallReporter(runtime)
         stall_reporter.start()  # where no thread can be started, there is none to stop
         runtime.observer = stall_reporter
         installed.callback(ExitHandlers(runtime).restore)
         interrupts.install(runtime[Updates].interrupted)
+
+
+def _saves_memory(place: Place) -> bool:
+    """Return whether the configuration gives time for memory."""
+    cfg = place.cfg
+    return bool(
+        place.shards_optimizer_state
+        or place.shards_parameters
+        or cfg.offload_activations
+        or cfg.memory_limit_bytes is not None
+    )
 
 
 def _check_same_start(running: Runtime, cfg: _core.Config) -> None:
