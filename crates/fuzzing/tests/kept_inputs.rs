@@ -37,7 +37,7 @@ proptest! {
 
 fn golden_manifest() -> Vec<u8> {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    fs::read(file.join("../../fuzz/corpus/manifest/golden-parts")).unwrap()
+    fs::read(file.join("../../fuzz/corpus/manifest/golden-parts")).expect("the file is kept")
 }
 
 #[test]
