@@ -19,7 +19,7 @@ fn storage() -> Arc<Offload> {
         horizon: 1,
         directory: None,
         most_outgoing: 0,
-        timeout: Duration::from_secs(3600),
+        timeout: Duration::from_hours(1),
     };
     Arc::new(Offload::start(options).unwrap())
 }
@@ -92,7 +92,7 @@ fn an_end_wakes_who_waits_for_room_or_for_a_tensor() {
                 }
             }
             for call in calls {
-                let _ = offload.take(call);
+                drop(offload.take(call));
             }
         };
         on_threads([with(&offload, fill), with(&offload, Offload::close)]);
