@@ -21,7 +21,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--plain", action="store_true", help="without activation checkpointing and sharded optimizer state"
     )
-    parser.add_argument("--limit", type=int, default=550, help="MiB that each rank may have beside its libraries")
+    parser.add_argument("--limit", type=int, default=660, help="MiB that each rank may have beside its libraries")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=384)
     return parser.parse_args()

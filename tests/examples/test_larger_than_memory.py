@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.examples.running import EXAMPLES
@@ -18,6 +20,7 @@ def test_it_trains_within_the_limit_only_with_what_saves_memory() -> None:
     for each in run_ranks(SCRIPT, "--plain", ranks=4):
         assert each.code != 0
         assert "step 2: loss" not in each.out
-        assert "can't allocate memory" in each.err
+        # What finds no room first is a tensor, or the stack of a thread.
+        assert re.search("can't allocate memory|Resource temporarily unavailable|can't start new thread", each.err)
         assert "Memory of rank" in each.err
         assert "smp.set_activation_checkpointing(module) for the layers" in each.err

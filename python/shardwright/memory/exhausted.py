@@ -14,8 +14,15 @@ from shardwright.memory.table import account_text
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-#: What allocators of host memory say in a plain RuntimeError.
-_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
+#: What allocators of host memory say in a plain RuntimeError; the last two are said where a thread finds no room.
+_SIGNS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "std::bad_alloc",
+    "Resource temporarily unavailable",
+    "can't start new thread",
+)
 
 
 class OutOfMemory:
