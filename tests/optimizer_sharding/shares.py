@@ -38,8 +38,11 @@ def whole_gradients(model: Any) -> dict[str, torch.Tensor | None]:
     return whole
 
 
-def owned_elements(model: Any) -> int:
-    """How many elements of parameters with owners this rank owns."""
+def owned_elements(model: Any) -> int | None:
+    """How many elements of parameters with owners this rank owns; None if none of its parameters has owners."""
     place, shards = current_runtime().place, current_runtime()[ParameterShards]
-    own = (shards.own(parameter, place.rank) for parameter in model.local_parameters())
+    divided = [parameter for parameter in model.local_parameters() if shards.of(parameter) is not None]
+    if not divided:
+        return None
+    own = (shards.own(parameter, place.rank) for parameter in divided)
     return sum(piece.stop - piece.start for piece in own if piece is not None)

@@ -105,7 +105,7 @@ class PipelineRun(of_pipelines.RankRun):
         registry = current_runtime()[ShardedParameters]
         return {
             **super().result(seconds),
-            "owned": sum(map(owned_elements, self.models.values())),
+            "owned": sum(owned_elements(model) or 0 for model in self.models.values()),
             "sharded": sum(registry.is_sharded(one) for one in held),
             "whole": sum(not registry.is_sharded(one) for one in held),
             "elements": sum(one.numel() for one in held if registry.is_sharded(one)),
@@ -127,8 +127,8 @@ class TensorRun(of_tensors.RankRun):
         super()._compare(found | whole_gradients(self.model) if "gradient" in where else found, values, where)
 
     @property
-    def owned(self) -> int:
-        """How many elements of parameters this rank owns among replicas."""
+    def owned(self) -> int | None:
+        """How many elements of parameters this rank owns among those that hold them; None if nobody owns any."""
         return owned_elements(self.model)
 
 

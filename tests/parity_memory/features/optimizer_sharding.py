@@ -80,8 +80,13 @@ def problem_of(case: MemoryCase, problem: Any) -> Any:
 
 def failure(case: MemoryCase, rows: list[dict[str, Any]]) -> str | None:
     """Why the feature had not the effect that it should have; None if it had."""
-    if without := [rank for rank, row in enumerate(rows) if row["parameters"] and not row["owned"]]:
+    if without := [rank for rank, row in enumerate(rows) if row["parameters"] and row["owned"] == 0]:
         return f"ranks {without} own no elements of their parameters"
+    # A stage of divided layers has nothing with owners; with replicas, everything has.
+    without = [rank for rank, row in enumerate(rows) if row["parameters"] and row["owned"] is None]
+    has_replicas = not isinstance(case, DividedCase) or case.dp > case.tp
+    if without and (has_replicas or len(without) == len(rows)):
+        return f"no parameter of ranks {without} has owners"
     return activation_checkpointing.failure(_checkpointed(case), rows) if ", " in case.how else None
 
 
