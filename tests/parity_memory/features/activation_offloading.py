@@ -83,7 +83,7 @@ def failure(case: MemoryCase, rows: list[dict[str, Any]]) -> str | None:
     if int(horizon) == FAR:
         return text if any(stored) else activation_checkpointing.failure(_checkpointed(case), rows)
     if case.problem == "large layers":
-        # A rank with one group has nothing beyond a horizon of several tasks; nor, of any, with one microbatch in flight.
+        # A rank with one group has nothing beyond a horizon of several tasks; with one microbatch in flight, of one.
         one = case.schedule == "zero_bubble" and case.pp == 1
         expected = 1 if strategy in ("contiguous", "whole", "group_2", "calls") and case.pp > 1 else case.pp
         if sum(number > 0 for number in loaded) < expected and not ((int(horizon) > 1 or one) and expected == 1):
