@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import traceback
 from typing import Any
 
 import shardwright as smp
 import torch
 
+from tests.jobs.listed import module_with, run_listed
 from tests.optimizer_sharding import cases, refusals, saving, special
 
 
@@ -18,22 +16,10 @@ def run(case: dict[str, Any]) -> None:
     torch.set_default_dtype(getattr(torch, case.get("dtype", "float64")))
     configuration = {"microbatches": 2, "ddp": True, "shard_optimizer_state": True, **case.get("config", {})}
     smp.init(configuration)
-    module = next(module for module in (cases, refusals, saving, special) if hasattr(module, case["name"]))
+    module = module_with(case["name"], (cases, refusals, saving, special))
     getattr(module, case["name"])(**case.get("arguments", {}))
     smp.shutdown()
 
 
-def main() -> None:
-    for case in json.loads(sys.argv[1]):
-        try:
-            run(case)
-        except BaseException:
-            sys.stderr.write(f"case {json.dumps(case)}\n")
-            traceback.print_exc()
-            sys.stderr.flush()
-            raise
-    sys.stdout.write("all cases hold\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_listed(run)

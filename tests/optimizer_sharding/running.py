@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from tests.jobs.ranks import outputs_of_ranks
+from tests.jobs.listed import run_in_job
 
 PIPELINE = {"pipeline_parallel_degree": 2}
 TENSOR = {"tensor_parallel_degree": 2}
@@ -18,5 +17,4 @@ def case(name: str, config: dict[str, Any] | None = None, dtype: str = "float64"
 
 def run(ranks: int, *cases: dict[str, Any]) -> None:
     """Run cases in one job."""
-    outputs = outputs_of_ranks("-m", "tests.optimizer_sharding.rank", json.dumps(cases), ranks=ranks)
-    assert all("all cases hold" in output for output in outputs)
+    run_in_job("tests.optimizer_sharding.rank", ranks, cases)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import traceback
 from typing import Any
 
 import shardwright as smp
 import torch
 
+from tests.jobs.listed import module_with, run_listed
 from tests.sharded_data_parallel import cases, half, refusals, saving, units
 
 
@@ -24,7 +22,7 @@ def run(case: dict[str, Any]) -> None:
         **case["config"],
     }
     torch.set_default_dtype(torch.float32 if configuration.get("bf16") else torch.float64)
-    module = next(module for module in (cases, half, refusals, saving, units) if hasattr(module, case["name"]))
+    module = module_with(case["name"], (cases, half, refusals, saving, units))
     if (prepare := getattr(module, f"before_{case['name']}", None)) is not None:
         prepare()
     smp.init(configuration)
@@ -32,17 +30,5 @@ def run(case: dict[str, Any]) -> None:
     smp.shutdown()
 
 
-def main() -> None:
-    for case in json.loads(sys.argv[1]):
-        try:
-            run(case)
-        except BaseException:
-            sys.stderr.write(f"case {json.dumps(case)}\n")
-            traceback.print_exc()
-            sys.stderr.flush()
-            raise
-    sys.stdout.write("all cases hold\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_listed(run)

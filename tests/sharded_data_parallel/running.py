@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from tests.jobs.ranks import outputs_of_ranks
+from tests.jobs.listed import run_in_job
 
 PIPELINE = {"pipeline_parallel_degree": 2}
 
@@ -17,5 +16,4 @@ def case(name: str, config: dict[str, Any] | None = None, stage: int = 3, **argu
 
 def run(ranks: int, *cases: dict[str, Any]) -> None:
     """Run cases in one job."""
-    outputs = outputs_of_ranks("-m", "tests.sharded_data_parallel.rank", json.dumps(cases), ranks=ranks)
-    assert all("all cases hold" in output for output in outputs)
+    run_in_job("tests.sharded_data_parallel.rank", ranks, cases)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shardwright.delayed.tensor import DelayedTensor, exchange, refuse_views
+from shardwright.delayed.tensor import DelayedTensor, exchange, refuse_views, wrapper_like
 from shardwright.dispatch_mode import write_positions
 from shardwright.errors import ShardwrightError
 
@@ -36,15 +36,7 @@ class ShapeTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, meta: torch.Tensor, device: torch.device) -> ShapeTensor:
         """Make one like a tensor on the meta device."""
-        made: ShapeTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            meta.shape,
-            strides=meta.stride(),
-            storage_offset=meta.storage_offset(),
-            dtype=meta.dtype,
-            layout=meta.layout,
-            device=device,
-        )
+        made: ShapeTensor = wrapper_like(cls, meta, device)
         made.meta = meta
         return made
 

@@ -31,6 +31,19 @@ _READING = frozenset(
 )
 
 
+def wrapper_like(cls: type[torch.Tensor], meta: torch.Tensor, device: torch.device) -> Any:
+    """Make a tensor of a subclass, without memory, like one on the meta device but said to be on another device."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls,
+        meta.shape,
+        strides=meta.stride(),
+        storage_offset=meta.storage_offset(),
+        dtype=meta.dtype,
+        layout=meta.layout,
+        device=device,
+    )
+
+
 class DelayedTensor(torch.Tensor):
     """A tensor without values, such as a delayed parameter.
 
@@ -48,15 +61,7 @@ class DelayedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, value: Value, meta: torch.Tensor, device: torch.device) -> DelayedTensor:
         """Make one for a value."""
-        made: DelayedTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            meta.shape,
-            strides=meta.stride(),
-            storage_offset=meta.storage_offset(),
-            dtype=meta.dtype,
-            layout=meta.layout,
-            device=device,
-        )
+        made: DelayedTensor = wrapper_like(cls, meta, device)
         made.value = value
         made.meta = meta
         return made
