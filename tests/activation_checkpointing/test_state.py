@@ -72,6 +72,22 @@ def test_large_tensors_that_every_forward_changes(job: Job) -> None:
     check(job, Chain(SIZES["large"][1], [Large, Large]), PLACES["away"], mark_keepers, size="large")
 
 
+class KeepsPart(Keeper):
+    """Keeps a part of a tensor that it writes to afterwards, which torch then lets nobody use."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        twice = self.scaled(x) * 2
+        self.part, _ = twice.chunk(2, -1)
+        return twice.mul_(0.5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_part_of_a_tensor_that_was_written_to_is_kept(job: Job, size: str, mode: str) -> None:
+    torch.manual_seed(5)
+    check(job, Chain(SIZES[size][1], [KeepsPart]), PLACES["away"], mark_keepers, MODES[mode], size)
+
+
 class Normed(nn.Module):
     """Spectral normalization, whose vectors every forward improves."""
 

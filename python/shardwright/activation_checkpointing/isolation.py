@@ -24,7 +24,7 @@ from shardwright.contents import (
 )
 from shardwright.errors import FrameError
 from shardwright.execution.kept import version_of
-from shardwright.frames.remote import is_remote
+from shardwright.frames.remote import has_graph, is_remote
 from shardwright.opaque import MAX_BYTES
 
 #: Batch normalization, which writes to its statistics without incrementing their version counters.
@@ -222,7 +222,7 @@ class State:
         statistics = self._statistics()
         tensors = list(tensors)
         for tensor in tensors:
-            if tensor.grad_fn is not None and not is_remote(tensor):
+            if not is_remote(tensor) and has_graph(tensor):
                 self._detached[id(tensor)] = tensor.detach().requires_grad_()
         kept = [self._detached.get(id(tensor), tensor) for tensor in tensors]
         kept += list({id(one): one for one in parameters if one is not None}.values())

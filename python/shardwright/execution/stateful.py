@@ -34,7 +34,7 @@ from shardwright.execution.snapshot import Snapshot
 from shardwright.execution.task import RunningTask, may_overlap, running_task, state_write
 from shardwright.execution.turn import Turn
 from shardwright.frames.cut import engine_watchers
-from shardwright.frames.remote import is_remote
+from shardwright.frames.remote import has_graph, is_remote
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -298,7 +298,7 @@ class StatefulModules:
             for part in reached(value_of(module, name)) if (module, name) not in self._set_first else ():
                 if not isinstance(part, torch.Tensor) or not part.requires_grad:
                     continue
-                if is_remote(part) or _has_graph(part):
+                if is_remote(part) or has_graph(part):
                     self._refuse(
                         task, f"{self._watch.name_of(module, name)} holds a tensor with an earlier microbatch's graph"
                     )
@@ -360,10 +360,3 @@ def _intercept(kept: StatefulModules, module: nn.Module, states: list[int]) -> N
         return kept.run_in_order(states, own, forward, given, kwargs)
 
     module.forward = MethodType(forwarded, module)
-
-
-def _has_graph(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.grad_fn is not None
-    except RuntimeError:  # one of several views, whose base was written to
-        return True

@@ -137,6 +137,14 @@ def is_remote(value: object) -> bool:
     return type(value) is RemoteTensor and value.here is None
 
 
+def has_graph(tensor: torch.Tensor) -> bool:
+    """Return whether an operation made a tensor whose values are here, so that it keeps a graph alive."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # one of several views, whose base was written to
+        return True
+
+
 def needs_gradient(tensor: torch.Tensor) -> bool:
     """Return whether a tensor requires a gradient; for a remote one, without calling torch."""
     return tensor.end is not None if type(tensor) is RemoteTensor and tensor.here is None else tensor.requires_grad
