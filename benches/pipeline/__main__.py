@@ -34,27 +34,22 @@ class Bench:
 
     def rows(self, schedule: Schedule) -> list[Row]:
         """Every case of a schedule."""
-        self._say(f"{schedule}: start")
-        (refused, *_), (of_torch, *_) = (
-            side.ask(limit=LIMIT_SECONDS, do="configure", schedule=schedule) for side in self._sides.values()
-        )
+        return [self._row(schedule, costs, unit_ms) for costs, unit_ms in itertools.product(FACTORS, UNITS_MS)]
+
+    def _row(self, schedule: Schedule, costs: CostKind, unit_ms: float) -> Row:
+        self._say(f"{schedule}, {costs}, {unit_ms:g} ms")
+        refused, of_torch = (_configured(side, schedule, costs, unit_ms) for side in self._sides.values())
         if refused is not None:
             print(f"\n{schedule} is not measured: {refused}", file=sys.stderr)
         if of_torch is not None:
             raise SystemExit(f"torch does not have {schedule}: {of_torch}")
-        return [
-            self._row(schedule, costs, unit_ms, refused is None)
-            for costs, unit_ms in itertools.product(FACTORS, UNITS_MS)
-        ]
-
-    def _row(self, schedule: Schedule, costs: CostKind, unit_ms: float, with_ours: bool) -> Row:
-        self._say(f"{schedule}, {costs}, {unit_ms:g} ms")
+        with_ours = refused is None
         rounds, count = (1, 1) if self._quick else ROUNDS[unit_ms]
         names = ["ours", "torch"] if with_ours else ["torch"]
         taken: dict[str, list[float]] = {"ours": [], "torch": []}
         for number in range(rounds):
             for name in names if number % 2 == 0 else reversed(names):
-                taken[name] += _seconds(self._sides[name], costs, unit_ms, count)
+                taken[name] += _seconds(self._sides[name], count)
         ideals = {
             name: side.ask(do="ideal", schedule=schedule, kind=costs, unit_ms=unit_ms)[0]
             for name, side in self._sides.items()
@@ -74,9 +69,15 @@ class Bench:
         print(f"\r{self._num_ranks} ranks: {what:50}", end="", file=sys.stderr, flush=True)
 
 
-def _seconds(side: Ranks, costs: CostKind, unit_ms: float, count: int) -> list[float]:
+def _configured(side: Ranks, schedule: Schedule, costs: CostKind, unit_ms: float) -> str | None:
+    """Build a pipeline anew and warm it up with what it will cost; or why the side has no such schedule."""
+    refused, *_ = side.ask(limit=LIMIT_SECONDS, do="configure", schedule=schedule, kind=costs, unit_ms=unit_ms)
+    return refused
+
+
+def _seconds(side: Ranks, count: int) -> list[float]:
     """Run steps of a job, and return how long each took, from the first rank's beginning to the last one's end."""
-    answers = side.ask(limit=LIMIT_SECONDS, do="steps", kind=costs, unit_ms=unit_ms, count=count)
+    answers = side.ask(limit=LIMIT_SECONDS, do="steps", count=count)
     return [max(end for _, end in step) - min(begin for begin, _ in step) for step in zip(*answers, strict=True)]
 
 
@@ -95,13 +96,13 @@ def compare(commit: str, at_most: float, quick: bool) -> int:
                 name = f"{num_ranks} ranks, {schedule}, {costs}, {unit_ms:g} ms"
                 print(f"\r{name:50}", end="", file=sys.stderr, flush=True)
                 for job in jobs:
-                    if refused := job.ask(limit=LIMIT_SECONDS, do="configure", schedule=schedule)[0]:
+                    if refused := _configured(job, schedule, costs, unit_ms):
                         raise SystemExit(f"{name}: {refused}")
                 rounds, count = (1, 1) if quick else ROUNDS[unit_ms]
                 taken: list[list[float]] = [[], []]
                 for number in range(rounds):
                     for side in (0, 1) if number % 2 else (1, 0):
-                        taken[side] += _seconds(jobs[side], costs, unit_ms, count)
+                        taken[side] += _seconds(jobs[side], count)
                 ratios[schedule].append(beside.ratio(*taken))
                 medians = "".join(f"{1e3 * statistics.median(each):14.2f}" for each in taken)
                 print(f"{name:34}{medians}{ratios[schedule][-1]:10.3f}")

@@ -18,8 +18,9 @@ KINDS = {
     "shardwright": "benches.pipeline.our_side:Shardwright",
     "torch": "benches.pipeline.torch_side:TorchPipelining",
 }
-#: Of ours the first step divides the model, and two more are recorded for static mode.
-WARM_UP = 5
+#: Of ours the first step divides the model, two more are recorded for static mode, and the next ones are measured for the
+#: choice of the backwards that are split.
+WARM_UP = 6
 
 
 class Side(Protocol):
@@ -33,7 +34,7 @@ class Side(Protocol):
         """Build the pipeline anew."""
 
     def prepare(self, kind: CostKind, unit_ms: float) -> None:
-        """Set what the stages cost."""
+        """Set what the stages of the pipeline cost."""
 
     def step(self) -> None:
         """One training step, without an optimizer."""
@@ -59,13 +60,13 @@ class Measuring:
         self._side = side
         self.rank = side.rank
 
-    def configure(self, schedule: Schedule) -> str | None:
-        """Build and warm up; or why the side has no such schedule."""
+    def configure(self, schedule: Schedule, kind: CostKind, unit_ms: float) -> str | None:
+        """Build and warm up with these costs; or why the side has no such schedule."""
         try:
             self._side.configure(schedule)
         except self._side.refusal as error:
             return str(error)
-        self._side.prepare("even", 0.0)
+        self._side.prepare(kind, unit_ms)
         for _ in range(WARM_UP):
             self._side.step()
             self._side.zero_grad()
@@ -75,9 +76,8 @@ class Measuring:
         """See :meth:`Side.ideal`."""
         return self._side.ideal(schedule, kind, unit_ms)
 
-    def steps(self, kind: CostKind, unit_ms: float, count: int) -> list[tuple[float, float]]:
+    def steps(self, count: int) -> list[tuple[float, float]]:
         """When each step began and ended here, in seconds of a clock that the ranks of a host share."""
-        self._side.prepare(kind, unit_ms)
         taken = []
         for _ in range(count):
             self._side.barrier()

@@ -2433,10 +2433,12 @@ def choose_schedule(
     *,
     microbatches: SupportsIndex,
     active_microbatches: SupportsIndex,
+    control: str,
 ) -> tuple[str, list[int], float, list[tuple[str, float]]] | None:
     """
     The fastest schedule with at most `active_microbatches` in flight, from what every rank of the pipeline did in its
-    first steps, the root's first; None while these are not enough.
+    first steps, the root's first; None while these are not enough. `control` is how it goes from rank to rank, as for
+    `simulate`.
     """
 
 def command(
@@ -2623,6 +2625,7 @@ def tune_schedule(
     microbatches: SupportsIndex,
     active_microbatches: SupportsIndex,
     may_split: bool,
+    control: str,
 ) -> tuple[
     int,
     tuple[
@@ -2636,5 +2639,6 @@ def tune_schedule(
     """
     How many microbatches are in flight, and which backwards are in two parts, from what every rank of the pipeline did in
     its first steps, the root's first, and by rank the bytes that a microbatch keeps and that all together may keep.
-    Returns the number of steps that count, and the choice; None while these are not enough.
+    Returns the number of steps that count, and the choice; None while these are not enough. `control` is how it goes from
+    rank to rank, as for `simulate`.
     """

@@ -77,14 +77,17 @@ class ScheduleDecision:
 
 
 def decide(
-    step: int, ranks: list[list[StepTimes]], *, microbatches: int, active_microbatches: int
+    step: int, ranks: list[list[StepTimes]], *, microbatches: int, active_microbatches: int, control: str
 ) -> ScheduleDecision | None:
     """Choose a schedule from the measurements of all ranks of the pipeline; None while they are insufficient.
 
-    `ranks` has each rank's times, the root's first. A step counts if all ranks have it and one ran backward.
+    `ranks` has each rank's times, the root's first. A step counts if all ranks have it and one ran backward. `control` is
+    "predicted" if calls of later steps do not wait for results, else "star".
     """
     times = [[(t.step, t.forward_ns, t.backward_ns + t.weight_ns, t.seconds, t.visits) for t in own] for own in ranks]
-    chosen = _core.choose_schedule(times, microbatches=microbatches, active_microbatches=active_microbatches)
+    chosen = _core.choose_schedule(
+        times, microbatches=microbatches, active_microbatches=active_microbatches, control=control
+    )
     if chosen is None:
         return None
     schedule, measured_steps, measured_seconds, simulated_seconds = chosen
@@ -103,6 +106,7 @@ def tune(
     microbatches: int,
     active_microbatches: int,
     may_split: bool,
+    control: str,
 ) -> tuple[int, ScheduleDecision | None]:
     """Choose how many microbatches are in flight, and which backwards are split, from the measurements of all ranks.
 
@@ -113,6 +117,7 @@ def tune(
         microbatches: How many microbatches a step has.
         active_microbatches: The most that may be in flight.
         may_split: Whether backwards may be split.
+        control: "predicted" if calls of later steps do not wait for results, else "star".
 
     Returns:
         How many steps count so far, and the choice; None while they are insufficient.
@@ -124,6 +129,7 @@ def tune(
         microbatches=microbatches,
         active_microbatches=active_microbatches,
         may_split=may_split,
+        control=control,
     )
     if tuned is None:
         return number, None
@@ -209,7 +215,11 @@ class Scheduling:
     ) -> tuple[int | None, ScheduleDecision | None]:
         """Return of how many microbatches the backward is split in the next step of a trial, and the choice."""
         times = [own for own, _ in ranks]
-        bounds = {"microbatches": self.cfg.microbatches, "active_microbatches": self.cfg.active_microbatches}
+        bounds = {
+            "microbatches": self.cfg.microbatches,
+            "active_microbatches": self.cfg.active_microbatches,
+            "control": "predicted" if self.cfg.static_mode else "star",
+        }
         if self.cfg.pipeline == "auto":
             return None, decide(step, times, **bounds)
         number, decision = tune(step, times, [memory for _, memory in ranks], may_split=self._may_split, **bounds)

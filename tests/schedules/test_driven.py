@@ -286,7 +286,7 @@ def test_a_choice_of_splits_waits_for_three_steps_and_keeps_limits() -> None:
 
     def choose(number: int, *free: int | None) -> tuple[int, ScheduleDecision | None]:
         memory = [RankMemory(10, each) for each in free]
-        bounds = {"microbatches": 4, "active_microbatches": 4}
+        bounds = {"microbatches": 4, "active_microbatches": 4, "control": "predicted"}
         return tune(5, [steps[:number]] * 2, memory, may_split=True, **bounds)
 
     assert choose(2, None, None) == (2, None)
@@ -318,7 +318,7 @@ def times(step: int, backward: int = 20) -> StepTimes:
 
 def test_a_choice_waits_for_three_steps_that_all_ranks_have_and_that_ran_backward() -> None:
     def choose(*ranks: list[StepTimes]) -> ScheduleDecision | None:
-        return decide(9, list(ranks), microbatches=4, active_microbatches=4)
+        return decide(9, list(ranks), microbatches=4, active_microbatches=4, control="star")
 
     two = [times(2), times(3)]
     assert choose(two, two) is None

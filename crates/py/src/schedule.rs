@@ -7,6 +7,7 @@ use shardwright_schedule::{Program, Schedule};
 use shardwright_simulate::{Measured, Plan, StepLoad, StepTimes, Trial, tune};
 
 use crate::error::argument_error;
+use crate::simulate::parse_control;
 
 /// The text form of a program, from that or from the compute-only CSV of `torch.distributed.pipelining`.
 ///
@@ -37,15 +38,18 @@ type Times = (u64, u64, u64, f64, u64);
 type Chosen = (String, Vec<u64>, f64, Vec<(String, f64)>);
 
 /// The fastest schedule with at most `active_microbatches` in flight, from what every rank of the pipeline did in its
-/// first steps, the root's first; None while these are not enough.
+/// first steps, the root's first; None while these are not enough. `control` is how it goes from rank to rank, as for
+/// `simulate`.
 #[pyfunction]
-#[pyo3(signature = (ranks, *, microbatches, active_microbatches)
+#[pyo3(signature = (ranks, *, microbatches, active_microbatches, control)
     -> "tuple[str, list[int], float, list[tuple[str, float]]] | None")]
 pub(crate) fn choose_schedule(
     ranks: Vec<Vec<Times>>,
     microbatches: NonZeroU32,
     active_microbatches: NonZeroU32,
+    control: &str,
 ) -> PyResult<Option<Chosen>> {
+    let control = parse_control(control)?;
     let of_step = |(step, forward, backward, seconds, visits)| StepTimes {
         step,
         forward,
@@ -58,9 +62,13 @@ pub(crate) fn choose_schedule(
     let Some(trial) = Trial::of(&ranks, microbatches) else {
         return Ok(None);
     };
-    let choice =
-        shardwright_simulate::choose_schedule(&trial.ranks, microbatches, active_microbatches)
-            .map_err(argument_error)?;
+    let choice = shardwright_simulate::choose_schedule(
+        &trial.ranks,
+        microbatches,
+        active_microbatches,
+        control,
+    )
+    .map_err(argument_error)?;
     let candidates = choice.candidates.iter();
     let simulated =
         candidates.map(|(schedule, makespan)| (schedule.to_string(), makespan.as_secs_f64()));
@@ -83,9 +91,10 @@ type TunedFields = (Vec<u64>, PlanFields, PlanFields, Option<PlanFields>);
 
 /// How many microbatches are in flight, and which backwards are in two parts, from what every rank of the pipeline did in
 /// its first steps, the root's first, and by rank the bytes that a microbatch keeps and that all together may keep.
-/// Returns the number of steps that count, and the choice; None while these are not enough.
+/// Returns the number of steps that count, and the choice; None while these are not enough. `control` is how it goes from
+/// rank to rank, as for `simulate`.
 #[pyfunction]
-#[pyo3(signature = (ranks, memory, *, microbatches, active_microbatches, may_split)
+#[pyo3(signature = (ranks, memory, *, microbatches, active_microbatches, may_split, control)
     -> "tuple[int, tuple[list[int], tuple[str, list[int], float, list[int], bool], tuple[str, list[int], float, list[int], bool], tuple[str, list[int], float, list[int], bool] | None] | None]")]
 pub(crate) fn tune_schedule(
     ranks: Vec<Vec<Loads>>,
@@ -93,6 +102,7 @@ pub(crate) fn tune_schedule(
     microbatches: NonZeroU32,
     active_microbatches: NonZeroU32,
     may_split: bool,
+    control: &str,
 ) -> PyResult<(usize, Option<TunedFields>)> {
     let of_step = |(step, forward, backward, weight, visits)| StepLoad {
         step,
@@ -116,6 +126,7 @@ pub(crate) fn tune_schedule(
         microbatches,
         active_microbatches,
         may_split,
+        parse_control(control)?,
     )
     .map_err(argument_error)?;
     let fields = |plan: Plan| {

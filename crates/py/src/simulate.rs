@@ -143,7 +143,7 @@ fn costs(forward: Vec<u64>, backward: Vec<u64>, weight: Option<Vec<u64>>) -> PyR
     stages.collect::<PyResult<_>>().map(StepCosts::Same)
 }
 
-fn parse_control(text: &str) -> PyResult<Control> {
+pub(crate) fn parse_control(text: &str) -> PyResult<Control> {
     match text {
         "star" => Ok(Control::Star),
         "direct" => Ok(Control::Direct),

@@ -135,7 +135,8 @@ impl Server {
 
     /// Whether a root task may ask another rank for its backward; see [`Machine::begin_backward_elsewhere`].
     pub fn begin_backward_elsewhere(&self, worker: WorkerId) -> Result<bool, ServerError> {
-        self.lock().machine.begin_backward_elsewhere(worker)
+        let mut state = self.lock();
+        state.machine.begin_backward_elsewhere(worker, self.now())
     }
 
     /// The thread of a worker is gone; see [`Machine::worker_gone`].

@@ -116,6 +116,7 @@ pub fn choose_schedule(
     ranks: &[RankTimes],
     num_microbatches: NonZeroU32,
     active: NonZeroU32,
+    control: Control,
 ) -> Result<ScheduleChoice, SimulationError> {
     let half = |times: &RankTimes| {
         let input = times.backward / 2;
@@ -125,7 +126,7 @@ pub fn choose_schedule(
             times.visits,
         )
     };
-    let (chain, costs) = chain_of(&ranks.iter().map(half).collect::<Vec<_>>());
+    let (chain, costs) = chain_of(&ranks.iter().map(half).collect::<Vec<_>>(), control);
     let most = active.min(num_microbatches).get();
     let numbers = || (1..=most).filter_map(NonZeroU32::new);
     let interleaved = numbers().map(|active| Schedule::Interleaved { active });
@@ -157,7 +158,7 @@ pub fn choose_schedule(
 
 /// A model that goes round the ranks as often as the one that is visited most, from what each rank does for a microbatch
 /// and how often it is visited for that.
-pub(crate) fn chain_of(ranks: &[(StageCosts, u32)]) -> (Chain, StepCosts) {
+pub(crate) fn chain_of(ranks: &[(StageCosts, u32)], control: Control) -> (Chain, StepCosts) {
     let peers = ranks.iter().skip(1);
     let rounds = peers.map(|(_, visits)| *visits).max().unwrap_or(1).max(1);
     let mut segments = Vec::new();
@@ -178,7 +179,7 @@ pub(crate) fn chain_of(ranks: &[(StageCosts, u32)]) -> (Chain, StepCosts) {
     }
     let chain = Chain {
         segments,
-        control: Control::Star,
+        control,
         root_turn: Duration::ZERO,
         root_backward: Duration::ZERO,
     };

@@ -9,7 +9,7 @@ use crate::auto::chain_of;
 use crate::costs::{Latency, StageCosts, StepCosts};
 use crate::error::SimulationError;
 use crate::policy::simulate_splits;
-use crate::route::Chain;
+use crate::route::{Chain, Control};
 
 /// A plan may be slower by this part than the fastest one if it holds less.
 const MARGIN: f64 = 0.01;
@@ -89,9 +89,10 @@ pub fn tune(
     num_microbatches: NonZeroU32,
     active: NonZeroU32,
     may_split: bool,
+    control: Control,
 ) -> Result<Tuned, SimulationError> {
     let costs: Vec<_> = ranks.iter().map(|rank| (rank.costs, rank.visits)).collect();
-    let (chain, costs) = chain_of(&costs);
+    let (chain, costs) = chain_of(&costs, control);
     let simulated =
         num_microbatches.min(NonZeroU32::new(MOST_MICROBATCHES).unwrap_or(NonZeroU32::MIN));
     let trial = Trial {

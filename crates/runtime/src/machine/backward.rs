@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, WorkerId};
 use shardwright_schedule::ReadyKind;
+use shardwright_wire::Phase;
 
 use super::Machine;
 use super::dispatch::{Deferred, Subject};
+use super::tasks::CurrentTask;
 use super::workers::WorkerState;
 use crate::failure::ServerError;
 use crate::trace::TraceKind;
@@ -22,16 +24,40 @@ impl Machine {
 
     /// A root task has reached `model.backward`, which begins on another rank: whether it may ask for that
     /// at once, without [`Machine::await_backward`].
-    pub fn begin_backward_elsewhere(&mut self, worker: WorkerId) -> Result<bool, ServerError> {
+    pub fn begin_backward_elsewhere(
+        &mut self,
+        worker: WorkerId,
+        now: Duration,
+    ) -> Result<bool, ServerError> {
         let microbatch = self.reaches_backward(worker, "begin_backward_elsewhere")?;
-        if let Some(order) = &self.order {
+        let may = if let Some(order) = &self.order {
             // What the program does not name, it does not hold back; who runs the backward has its own part of the program.
-            return Ok(order
+            order
                 .root_unit(ReadyKind::RootBackward, microbatch)
-                .is_none());
+                .is_none()
+        } else {
+            let schedule = &self.plan.schedule;
+            schedule.may_begin_elsewhere(microbatch, &self.progress())
+        };
+        if may {
+            self.goes_on_with_backward(worker, now);
         }
-        let schedule = &self.plan.schedule;
-        Ok(schedule.may_begin_elsewhere(microbatch, &self.progress()))
+        Ok(may)
+    }
+
+    /// Records what a task has done so far; what it does from now on is backward work.
+    fn goes_on_with_backward(&mut self, worker: WorkerId, now: Duration) {
+        let slot = &mut self.workers[worker.0 as usize];
+        let Some(task) = slot.task else {
+            return;
+        };
+        let start = std::mem::replace(&mut slot.since, now);
+        slot.task = Some(CurrentTask {
+            phase: Phase::Backward,
+            ..task
+        });
+        self.account.ran(&task, now);
+        self.record_task(worker, task.kind, &task, start, now);
     }
 
     fn reaches_backward(

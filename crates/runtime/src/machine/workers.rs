@@ -374,7 +374,7 @@ impl Machine {
         }
     }
 
-    fn record_task(
+    pub(super) fn record_task(
         &mut self,
         worker: WorkerId,
         kind: TraceKind,

@@ -80,7 +80,7 @@ fn a_worker_that_goes_on_without_giving_up_the_turn_has_begun_another_one() {
 fn a_backward_that_begins_on_another_rank_is_no_backward_turn_here() {
     let mut root = root();
     let [first, second] = [WorkerId(0), WorkerId(1)];
-    assert_eq!(root.begin_backward_elsewhere(second), Ok(true));
+    assert_eq!(root.begin_backward_elsewhere(second, at(0)), Ok(true));
     let asked = new_request(backward(1, RequestId(2)), MicrobatchId(1), Value::None);
     let id = root.send_request(Some(second), Rank(1), asked, at(0));
     let id = id.unwrap();

@@ -200,7 +200,7 @@ fn forwards_are_over_when_all_answers_are_there_and_the_step_function_is_past_th
         .send_request(Some(worker), Rank(1), request, at(0))
         .unwrap();
     // It has gone on without the answer, as static mode does.
-    assert!(!root.begin_backward_elsewhere(worker).unwrap());
+    assert!(!root.begin_backward_elsewhere(worker, at(0)).unwrap());
     assert!(told_over(&mut root).is_empty());
     let response = shardwright_wire::Response {
         id,

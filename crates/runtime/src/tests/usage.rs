@@ -7,7 +7,7 @@ use shardwright_core::{MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
 use shardwright_wire::{Message, Phase, Request, Response, ResponseOutcome, Value};
 
 use super::alone::*;
-use super::rig::{body, config, forward, new_request, plan};
+use super::rig::{backward, body, config, forward, new_request, plan};
 use crate::{
     AloneRecorder, Grant, LocalError, Machine, MainEvent, Task, TraceKind, Usage, Waiting,
 };
@@ -106,6 +106,27 @@ fn a_root_waits_for_the_rank_whose_answer_lets_it_go_on() {
          overhead 17.6%, finishing gradients 11.8%; sending 0.0%, 0 bytes sent, 0 received; bubble 46.7% \
          (the schedule's ideal 50.0%)"
     );
+}
+
+#[test]
+fn what_a_root_does_after_its_backward_began_elsewhere_is_backward_work() {
+    let mut root = machine(0);
+    enter(&mut root, 1).unwrap();
+    start(&mut root, 0, 0);
+    assert_eq!(root.begin_backward_elsewhere(WORKER, at(2)), Ok(true));
+    let new = new_request(backward(1, RequestId(1)), MicrobatchId(0), Value::None);
+    let id = root
+        .send_request(Some(WORKER), Rank(1), new, at(3))
+        .unwrap();
+    root.wait(WORKER, &[id], Phase::Backward, at(3)).unwrap();
+    root.deliver(Rank(1), answer(id), at(7));
+    assert_eq!(root.take_grant(WORKER), Some(Grant::Resume));
+    root.worker_returns(WORKER, at(12)).unwrap();
+    assert_eq!(root.poll_main(at(12)), Some(MainEvent::RootDone));
+    root.end_step(body(Value::None)).unwrap();
+    root.leave_step(at(12)).unwrap();
+    let usage = root.newest_usage();
+    assert_eq!((usage.forward, usage.backward), (at(2), at(1 + 5)));
 }
 
 #[test]

@@ -138,16 +138,16 @@ fn a_wait_that_is_over_already_lets_an_earlier_microbatch_go_first() {
 fn a_backward_that_begins_elsewhere_is_asked_for_at_once_though_an_earlier_microbatch_is_ready() {
     let mut root = root_of_two(INTERLEAVED);
     root.deliver(Rank(1), answer_of(1), at(0));
-    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(true));
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1), at(0)), Ok(true));
     assert_eq!(root.take_grant(WorkerId(0)), None);
 }
 
 #[test]
 fn a_backward_that_begins_elsewhere_waits_where_the_schedule_has_another_order() {
     let mut root = root_of_two("simple");
-    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(false));
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1), at(0)), Ok(false));
     let mut root = root_of_two("list(0F 1F 0B 1B)");
-    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(false));
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1), at(0)), Ok(false));
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_backward_that_begins_elsewhere_is_asked_for_at_once_where_each_rank_has_its
 {
     let program = "shardwright program 1\nrank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1\n";
     let mut root = root_of_two(program);
-    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(true));
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1), at(0)), Ok(true));
 }
 
 #[test]

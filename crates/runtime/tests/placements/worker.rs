@@ -172,7 +172,8 @@ impl Worker {
                 Then::End
             };
             self.to_reverse = self.made.clone();
-            if self.serves.is_none() && job.machines[rank].begin_backward_elsewhere(id) != Ok(true)
+            if self.serves.is_none()
+                && job.machines[rank].begin_backward_elsewhere(id, NOW) != Ok(true)
             {
                 job.machines[rank]
                     .await_backward(id, NOW)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use shardwright_schedule::Schedule;
 
-use crate::{RankTimes, ScheduleChoice, choose_schedule};
+use crate::{Control, RankTimes, ScheduleChoice, choose_schedule};
 
 fn rank(forward: u64, backward: u64, visits: u32) -> RankTimes {
     RankTimes {
@@ -18,7 +18,8 @@ fn rank(forward: u64, backward: u64, visits: u32) -> RankTimes {
 
 fn choose(ranks: &[RankTimes], microbatches: u32, active: u32) -> ScheduleChoice {
     let number = |number| NonZeroU32::new(number).expect("positive");
-    choose_schedule(ranks, number(microbatches), number(active)).expect("a good chain")
+    choose_schedule(ranks, number(microbatches), number(active), Control::Star)
+        .expect("a good chain")
 }
 
 fn active(number: u32) -> NonZeroU32 {

@@ -9,8 +9,8 @@ use shardwright_schedule::{ActionKind, Schedule};
 use super::{nanos, positive, stage_costs};
 use crate::auto::chain_of;
 use crate::{
-    Latency, Measured, Plan, RankLoad, SimulatedStep, StageCosts, StepLoad, TaskKind, Tuned,
-    simulate_schedule, simulate_splits, tune,
+    Control, Latency, Measured, Plan, RankLoad, SimulatedStep, StageCosts, StepLoad, TaskKind,
+    Tuned, simulate_schedule, simulate_splits, tune,
 };
 
 fn loads() -> impl Strategy<Value = Vec<RankLoad>> {
@@ -43,13 +43,24 @@ fn even(ranks: usize, price: u64) -> Vec<RankLoad> {
     vec![load; ranks]
 }
 
-fn tuned(ranks: &[RankLoad], microbatches: u32, active: u32) -> Tuned {
-    tune(ranks, positive(microbatches), positive(active), true).expect("a good chain")
+fn tuned(ranks: &[RankLoad], microbatches: u32, active: u32, control: Control) -> Tuned {
+    tune(
+        ranks,
+        positive(microbatches),
+        positive(active),
+        true,
+        control,
+    )
+    .expect("a good chain")
 }
 
-fn run(ranks: &[RankLoad], plan: &Plan, microbatches: u32) -> SimulatedStep {
+fn controls() -> impl Strategy<Value = Control> {
+    prop::sample::select(vec![Control::Star, Control::Direct, Control::Predicted])
+}
+
+fn run(ranks: &[RankLoad], plan: &Plan, microbatches: u32, control: Control) -> SimulatedStep {
     let costs: Vec<_> = ranks.iter().map(|rank| (rank.costs, rank.visits)).collect();
-    let (chain, costs) = chain_of(&costs);
+    let (chain, costs) = chain_of(&costs, control);
     let splits = Some(plan.splits.as_slice());
     let number = positive(microbatches);
     simulate_splits(
@@ -72,14 +83,14 @@ fn holds(ranks: &[RankLoad], in_flight: &[u32]) -> u64 {
 proptest! {
     #[test]
     fn a_plan_keeps_its_limits_is_as_quick_as_whole_backwards_and_leaves_nothing_undone(
-        ranks in loads(), microbatches in 1_u32..7, active in 1_u32..6,
+        ranks in loads(), microbatches in 1_u32..7, active in 1_u32..6, control in controls(),
     ) {
-        let Tuned { chosen, whole, all_split } = tuned(&ranks, microbatches, active);
+        let Tuned { chosen, whole, all_split } = tuned(&ranks, microbatches, active, control);
         let all_split = all_split.expect("backwards may be split");
         prop_assert!(chosen.schedule.active().expect("it is bounded").get() <= active);
         let least = Schedule::Interleaved { active: positive(1) };
         let costs: Vec<_> = ranks.iter().map(|rank| (rank.costs, rank.visits)).collect();
-        let (chain, costs) = chain_of(&costs);
+        let (chain, costs) = chain_of(&costs, control);
         let limits = |in_flight: &[u32]| ranks.iter().zip(in_flight).all(|(rank, number)| {
             rank.free_bytes.is_none_or(|free| rank.microbatch_bytes * u64::from(*number) <= free)
         });
@@ -103,7 +114,7 @@ proptest! {
             }
         }
         // The plan is what runs, and every backward has its weight gradients within the step.
-        let step = run(&ranks, &chosen, microbatches);
+        let step = run(&ranks, &chosen, microbatches, control);
         prop_assert_eq!(step.makespan, chosen.makespan);
         prop_assert_eq!(step.most_in_flight(), chosen.in_flight.clone());
         let of_kind = |kind| -> BTreeSet<_> {
@@ -121,12 +132,14 @@ proptest! {
             let split: BTreeSet<_> = inputs.iter().filter(|one| one.0 == rank).map(|one| one.2).collect();
             prop_assert_eq!(split.len() as u32, *number.min(&microbatches));
         }
-        prop_assert_eq!(tuned(&ranks, microbatches, active).chosen, chosen);
+        prop_assert_eq!(tuned(&ranks, microbatches, active, control).chosen, chosen);
     }
 
     #[test]
-    fn a_split_that_costs_more_than_the_gaps_are_long_is_not_made(ranks in 1_usize..4, microbatches in 1_u32..7) {
-        let chosen = tuned(&even(ranks, 10_000), microbatches, 4).chosen;
+    fn a_split_that_costs_more_than_the_gaps_are_long_is_not_made(
+        ranks in 1_usize..4, microbatches in 1_u32..7, control in controls(),
+    ) {
+        let chosen = tuned(&even(ranks, 10_000), microbatches, 4, control).chosen;
         prop_assert_eq!(chosen.splits, vec![0; ranks]);
     }
 }
@@ -137,7 +150,7 @@ fn two_even_ranks_need_no_more_in_flight_than_1f1b_and_split_only_what_is_waited
         chosen,
         whole,
         all_split,
-    } = tuned(&even(2, 0), 8, 4);
+    } = tuned(&even(2, 0), 8, 4, Control::Star);
     assert!(chosen.makespan < whole.makespan, "{chosen:?} {whole:?}");
     let all_split = all_split.expect("backwards may be split");
     assert!(chosen.makespan.as_secs_f64() <= 1.01 * all_split.makespan.as_secs_f64());
@@ -146,16 +159,25 @@ fn two_even_ranks_need_no_more_in_flight_than_1f1b_and_split_only_what_is_waited
 }
 
 #[test]
+fn four_even_ranks_whose_calls_are_predicted_gain_by_splits() {
+    let Tuned { chosen, whole, .. } = tuned(&even(4, 0), 8, 6, Control::Predicted);
+    assert!(
+        chosen.makespan.as_secs_f64() < 0.9 * whole.makespan.as_secs_f64(),
+        "{chosen:?} {whole:?}"
+    );
+}
+
+#[test]
 fn a_limit_leaves_fewer_in_flight() {
     let mut ranks = even(3, 0);
-    let free = tuned(&ranks, 8, 6).chosen;
+    let free = tuned(&ranks, 8, 6, Control::Star).chosen;
     assert!(free.in_flight[0] > 2, "{free:?}");
     ranks[0].free_bytes = Some(2);
-    let bound = tuned(&ranks, 8, 6).chosen;
+    let bound = tuned(&ranks, 8, 6, Control::Star).chosen;
     assert_eq!((bound.in_flight[0], bound.fits), (2, true));
     assert!(bound.makespan > free.makespan);
     ranks[2].free_bytes = Some(0);
-    let none = tuned(&ranks, 8, 6).chosen;
+    let none = tuned(&ranks, 8, 6, Control::Star).chosen;
     assert_eq!(
         (none.in_flight, none.splits, none.fits),
         (vec![1; 3], vec![0; 3], false)
@@ -167,7 +189,7 @@ fn interleaved_may_be_bound_too_and_splits_nothing() {
     let ranks = even(2, 0);
     let Tuned {
         chosen, all_split, ..
-    } = tune(&ranks, positive(40), positive(4), false).expect("a good chain");
+    } = tune(&ranks, positive(40), positive(4), false, Control::Star).expect("a good chain");
     assert!(matches!(chosen.schedule, Schedule::Interleaved { .. }));
     assert_eq!((chosen.splits, all_split), (vec![0, 0], None));
 }
