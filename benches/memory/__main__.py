@@ -11,7 +11,7 @@ import tempfile
 import time
 from typing import Any
 
-from benches.memory.rows import ROWS, Row
+from benches.memory.rows import ROWS, Row, missed_bars
 from benches.ranks import Ranks, RanksError
 
 #: The first step divides the model, the second makes the optimizer's state.
@@ -27,8 +27,8 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     """Train as one row does, in a job of its own.
 
     Returns:
-        The name; the largest peak, optimizer state and offloaded activations of a rank, in bytes; the median seconds of
-        a step; and the loss.
+        The name; the largest peak, optimizer state and offloaded activations of a rank, in bytes; by rank the peak, the
+        offloaded activations and what a step moves out; the median seconds of a step; and the loss.
     """
     with Ranks("benches.memory.rank", row.name, row.ranks, environment=_ALLOCATOR) as job:
         job.ask(limit=LIMIT_SECONDS, do="build")
@@ -42,12 +42,16 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
                 seconds.append(max(a["ended"] for a in answers) - min(a["began"] for a in answers))
             loss = statistics.mean(a["loss"] for a in answers)
         print(file=sys.stderr)
+        peaks, offloaded = job.ask(do="peak_bytes"), job.ask(do="offloaded_bytes")
         return {
             "name": row.name,
-            "peak_bytes": max(job.ask(do="peak_bytes")),
+            "peak_bytes": max(peaks),
             "step_seconds": round(statistics.median(seconds), 3),
             "optimizer_bytes": max(job.ask(do="optimizer_bytes")),
-            "offloaded_bytes": max(job.ask(do="offloaded_bytes")),
+            "offloaded_bytes": max(offloaded),
+            "peaks": peaks,
+            "offloaded": offloaded,
+            "moved": job.ask(do="moved_bytes"),
             "loss": loss,
         }
 
@@ -91,12 +95,16 @@ def main() -> int:
         print(
             f"{found['name']:42}{peak:12.0f}{state:16.1f}{out:16.1f}{found['step_seconds']:10.2f}{found['loss']:10.5f}"
         )
-    writes, reads = (each / (1 << 20) for each in disk_bandwidth())
+    bandwidth = disk_bandwidth()
+    writes, reads = (each / (1 << 20) for each in bandwidth)
     print(f"the disk of {tempfile.gettempdir()} writes {writes:.0f} MiB/s and reads {reads:.0f} MiB/s")
     for found in rows:
         if abs(found["loss"] / rows[0]["loss"] - 1) > TOLERANCE:
             failed += 1
             print(f"{found['name']}: the loss differs from that of {rows[0]['name']}")
+    for line in missed_bars(rows, bandwidth):
+        failed += 1
+        print(f"missed: {line}")
     disk = {"write_mib_per_second": round(writes), "read_mib_per_second": round(reads)}
     print(json.dumps({"rows": rows, "disk": disk, "failed": failed}), flush=True)
     return int(failed > 0)

@@ -6,6 +6,8 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from shardwright.job.runtime import find_runtime
+from shardwright.offloading.activations import OffloadedActivations
 from torch import nn
 
 from benches.gpt2.model import make_optimizer
@@ -56,6 +58,11 @@ class Shardwright:
         """The most bytes of activations that were offloaded at once on this rank."""
         found: int = smp.memory_report()[smp.rank()]["offloaded"]
         return found
+
+    def moved_bytes(self) -> int:
+        """Bytes of activations that each step moves out of memory on this rank, on average."""
+        offloaded = find_runtime().find(OffloadedActivations)
+        return 0 if offloaded is None else offloaded.counts()["stored_bytes"] // int(smp.stats()["steps"])
 
     def barrier(self) -> None:
         """Wait for the other rank."""

@@ -62,6 +62,11 @@ class Training:
         found: int = self._made.offloaded_bytes()
         return found
 
+    def moved_bytes(self) -> int:
+        """Bytes of activations that each step moves out."""
+        found: int = self._made.moved_bytes()
+        return found
+
     def close(self) -> None:
         """Leave."""
         if self._made is not None:

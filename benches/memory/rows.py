@@ -57,3 +57,61 @@ ROWS = (
     Row("torch FSDP2, stage 2", "torch", {"sharded": True, "reshards": False}),
     Row("torch FSDP2, stage 3", "torch", {"sharded": True}),
 )
+
+#: Of the bytes that are offloaded, the least part by which the peaks of all ranks together have to fall.
+LEAST_OFFLOADED = 0.8
+#: How many times as long a step may take with offloading as without, where the disk is quick enough for what is moved.
+MOST_OFFLOADING_TIME = 1.08
+#: The largest part of an optimizer's state that a rank of two may have when it is sharded: 5% more than half.
+MOST_SHARDED_STATE = 0.525
+#: How many times as long as FSDP2's a sharded step may take.
+MOST_SHARDED_TIME = 1.05
+
+
+def missed_bars(rows: list[dict[str, Any]], disk: tuple[float, float]) -> list[str]:
+    """Judge what was measured.
+
+    Args:
+        rows: What was measured of each row; bars of rows that are not there are left out.
+        disk: Bytes a second that the disk takes and gives.
+
+    Returns:
+        A line for every bar that is missed, with the figure.
+    """
+    by_name = {row["name"]: row for row in rows}
+
+    def of(*names: str) -> list[dict[str, Any]]:
+        return [by_name[name] for name in names if name in by_name]
+
+    missed = []
+    match of("pipeline 2, checkpointing", "pipeline 2, checkpointing, disk offload"):
+        case [kept, out]:
+            missed += _offloading(kept, out, disk)
+    match of("data parallel 2", "data parallel 2, optimizer sharding"):
+        case [whole, sharded]:
+            share = sharded["optimizer_bytes"] / whole["optimizer_bytes"]
+            if share > MOST_SHARDED_STATE:
+                missed.append(f"a rank has {share:.3f} of the optimizer's state; the bar is {MOST_SHARDED_STATE}")
+    for stage in (2, 3):
+        match of(f"data parallel 2, sharded, stage {stage}", f"torch FSDP2, stage {stage}"):
+            case [ours, torch]:
+                memory = ours["peak_bytes"] / torch["peak_bytes"]
+                time = ours["step_seconds"] / torch["step_seconds"]
+                if memory > 1:
+                    missed.append(f"stage {stage} has {memory:.3f} of FSDP2's peak; the bar is 1")
+                if time > MOST_SHARDED_TIME:
+                    missed.append(f"stage {stage} takes {time:.3f} of FSDP2's time; the bar is {MOST_SHARDED_TIME}")
+    return missed
+
+
+def _offloading(kept: dict[str, Any], out: dict[str, Any], disk: tuple[float, float]) -> list[str]:
+    missed = []
+    fallen = (sum(kept["peaks"]) - sum(out["peaks"])) / sum(out["offloaded"])
+    if fallen < LEAST_OFFLOADED:
+        missed.append(f"peaks fall by {fallen:.3f} of the offloaded bytes; the bar is {LEAST_OFFLOADED}")
+    time = out["step_seconds"] / kept["step_seconds"]
+    moved = sum(out["moved"])
+    needs = moved / disk[0] + moved / disk[1]
+    if time > MOST_OFFLOADING_TIME and needs < (MOST_OFFLOADING_TIME - 1) * kept["step_seconds"]:
+        missed.append(f"offloading takes {time:.3f} of the time without; the bar is {MOST_OFFLOADING_TIME}")
+    return missed

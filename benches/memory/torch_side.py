@@ -66,6 +66,10 @@ class Torch:
         """None are."""
         return 0
 
+    def moved_bytes(self) -> int:
+        """None are."""
+        return 0
+
     def barrier(self) -> None:
         """Wait for the other rank."""
         dist.barrier()

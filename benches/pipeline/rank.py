@@ -18,8 +18,8 @@ KINDS = {
     "shardwright": "benches.pipeline.our_side:Shardwright",
     "torch": "benches.pipeline.torch_side:TorchPipelining",
 }
-#: Of ours the first step divides the model, two more are recorded for static mode, and the next ones are measured for the
-#: choice of the backwards that are split.
+#: Of ours the first step divides the model, two more are recorded for static mode, and the next ones are measured to
+#: choose the backwards that are split.
 WARM_UP = 6
 
 
