@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from benches.memory.rows import ROWS, missed_bars
 
 #: Bytes a second that a disk takes and gives.
