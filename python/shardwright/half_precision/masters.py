@@ -39,11 +39,13 @@ class Masters:
         self._masters: dict[int, _Master] = {}
         #: The version of each parameter when its values were last those of its master.
         self._versions: dict[int, int] = {}
+        #: Moves the values of new masters to where they are kept; None leaves them where they are.
+        self.keep_data: Callable[[torch.Tensor], None] | None = None
 
     @property
     def nbytes(self) -> int:
         """The bytes of the masters that have memory of their own."""
-        return sum(one.tensor.nbytes for one in self._masters.values() if one.is_copy)
+        return sum(one.nbytes for one in self.tensors())
 
     def of(self, parameter: torch.Tensor) -> nn.Parameter:
         """Return the master of a parameter; a new one has its values."""
@@ -52,6 +54,8 @@ class Masters:
             return found.tensor
         values = parameter.detach()
         master = nn.Parameter(values.float() if parameter.dtype in HALF else values)
+        if self.keep_data is not None and parameter.dtype in HALF:
+            self.keep_data(master)
         setattr(master, _PARAMETER, parameter)
         self._masters[id(parameter)] = _Master(parameter, master)
         self._versions[id(parameter)] = parameter._version
@@ -83,6 +87,10 @@ class Masters:
             found = self._masters.get(id(parameter))
             if found is not None and found.is_copy:
                 yield place, found.tensor.detach()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the masters that have memory of their own."""
+        return [one.tensor for one in self._masters.values() if one.is_copy]
 
     @torch.no_grad()
     def load(self, parameter: torch.Tensor, values: torch.Tensor) -> None:
@@ -169,6 +177,16 @@ class Masters:
             torch._foreach_copy_([one.parameter for one in copies.values()], [one.tensor for one in copies.values()])
         for key, one in copies.items():
             self._versions[key] = one.parameter._version
+
+    def has_rounded(self, master: torch.Tensor) -> None:
+        """Record that a master has been rounded to its parameter: :meth:`copy_to_model` leaves it out.
+
+        Args:
+            master: The master, whose gradient is dropped.
+        """
+        parameter = model_parameter(master)
+        self._versions[id(parameter)] = parameter._version
+        master.grad = None
 
     @contextlib.contextmanager
     def in_place_of_parameters(self, optimizer: Optimizer) -> Iterator[None]:
