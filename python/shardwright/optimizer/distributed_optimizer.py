@@ -367,7 +367,7 @@ def _wrap(
     optimizer._own_share()
     if runtime is not None and runtime.place.shards_parameters:
         optimizer.take_over_shards()
-    if storage is not None:
+    if isinstance(optimizer, StreamedState) and storage is not None:
         optimizer.start_streaming(storage)
     return optimizer
 

@@ -9,7 +9,7 @@ import torch
 
 #: The most bytes of state of a chunk. Two are in memory at once: that which is updated, and the next.
 CHUNK_BYTES = 64 << 20
-#: Large parameters are cut at multiples of so many elements, so that vectorised loops treat each element as in the whole.
+#: Parameters are cut at multiples of so many elements, so that vectorised loops treat each element as in the whole.
 CUT_ELEMENTS = 1 << 15
 
 

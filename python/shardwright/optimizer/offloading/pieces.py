@@ -13,7 +13,7 @@ from shardwright.optimizer.offloading.storage import Pages, StateStorage
 
 
 class Pieces:
-    """The state of a parameter while its pieces are updated. Each of them begins with what was there before the step."""
+    """The state of a parameter while its pieces are updated. Each begins with what was there before the step."""
 
     def __init__(self, parameter: torch.Tensor, state: Mapping[str, Any], storage: StateStorage) -> None:
         """Begin with the first piece.

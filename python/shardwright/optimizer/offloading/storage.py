@@ -152,8 +152,8 @@ def check_device(runtime: Runtime) -> None:
         return
     if place.device.type != "cpu":
         raise ConfigError(
-            f'the configuration key "offload_optimizer" is {where!r}, and rank {place.rank} computes on {place.device}: '
-            "optimizer state of CUDA ranks cannot be offloaded yet; allowed there: False"
+            f'the configuration key "offload_optimizer" is {where!r}, and rank {place.rank} computes on '
+            f"{place.device}: optimizer state of CUDA ranks cannot be offloaded yet; allowed there: False"
         )
     if where is True:
         runtime.logger.warning(

@@ -41,7 +41,7 @@ class StreamedState(Optimizer):
             masters.keep_data = storage.keep_data
         self._keep_state(self.state)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, as the wrapped optimizer does.
 
         Args:
@@ -76,11 +76,13 @@ class StreamedState(Optimizer):
 
     def _keep_state(self, parameters: Iterable[torch.Tensor]) -> None:
         storage = self._files()
-        for parameter in parameters if storage is not None else ():
-            entry = self.state.get(parameter)
-            for key, value in entry.items() if isinstance(entry, dict) else ():
-                if isinstance(value, torch.Tensor):
-                    entry[key] = storage.keep(value)
+        if storage is None:
+            return
+        for parameter in parameters:
+            entry: Any = self.state.get(parameter)
+            if isinstance(entry, dict):
+                tensors = {key: value for key, value in entry.items() if isinstance(value, torch.Tensor)}
+                entry.update((key, storage.keep(value)) for key, value in tensors.items())
 
     def _files(self) -> StateStorage | None:
         """Return the file; a copy of the optimizer has none of its own, and finds that of the rank."""
