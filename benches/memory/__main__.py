@@ -27,7 +27,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     """Train as one row does, in a job of its own.
 
     Returns:
-        The name; the largest peak, optimizer state and offloaded activations of a rank, in bytes; the median seconds of
+        The name; the largest peak, optimizer state in memory and offloaded bytes of a rank; the median seconds of
         a step; and the loss.
     """
     with Ranks("benches.memory.rank", row.name, row.ranks, environment=_ALLOCATOR) as job:

@@ -34,7 +34,7 @@ def batch(step: int, replica: int) -> torch.Tensor:
 def train(model: Any, x: torch.Tensor) -> torch.Tensor:
     loss = model(x).float().square().mean()
     model.backward(loss)
-    return loss
+    return torch.as_tensor(loss)
 
 
 def trained(case: dict[str, Any], where: Any) -> dict[str, Any]:
@@ -60,7 +60,8 @@ def trained(case: dict[str, Any], where: Any) -> dict[str, Any]:
         "state": optimizer.state_dict(),
         "report": report,
         "pieces": counted.end(),
-        "sent": smp.stats()["server"]["total"]["sent"],
+        "sent": smp.stats()["server"]["total"]["sent"]["forward"],
+        "is_root": smp.pp_rank() == 0,
         "replicas": smp.dp_size(),
     }
     smp.barrier()
@@ -100,14 +101,13 @@ def run(case: dict[str, Any]) -> None:
     left = streamed["report"]["measured"]["optimizer_state"]
     assert whole_bytes == left + streamed["report"]["offloaded_optimizer_state"]
     assert left < 0.2 * whole_bytes, (left, whole_bytes)
-    if "pipeline_parallel_degree" in case["config"]:
-        assert streamed["sent"]["forward"] + streamed["sent"]["backward"] > 0
+    assert streamed["weights"]
+    if "pipeline_parallel_degree" in case["config"] and streamed["is_root"]:
+        assert streamed["sent"] > 0, "nothing crossed"
     if case["dtype"] == "float64" and "sharded_data_parallel_degree" not in case["config"]:
         expected = reference(case["optimizer"], streamed["replicas"])
         for name, value in streamed["weights"].items():
-            torch.testing.assert_close(
-                value, expected[name], rtol=0, atol=TOLERANCE, msg=lambda text, n=name: f"{n}: {text}"
-            )
+            assert (value - expected[name]).abs().max() <= TOLERANCE, name
 
 
 if __name__ == "__main__":

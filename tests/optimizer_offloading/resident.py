@@ -67,6 +67,7 @@ def main() -> None:
         "state_bytes": report["measured"]["optimizer_state"] + report["offloaded_optimizer_state"],
         "offloaded_bytes": report["offloaded_optimizer_state"],
         "chunk_bytes": CHUNK_BYTES,
+        "gradient_bytes": 4 * sum(one.numel() for one in parameters) if is_half else 0,
         "digest": [hashlib.sha256(one.detach().float().numpy().tobytes()).hexdigest() for one in parameters[:3]],
     }
     print("found: " + json.dumps(found), flush=True)

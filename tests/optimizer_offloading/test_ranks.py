@@ -66,12 +66,12 @@ def test_memory_falls_by_the_state_and_a_step_needs_two_chunks(dtype: str) -> No
     state, chunk = alone["state_bytes"], streamed["chunk_bytes"]
     assert streamed["offloaded_bytes"] >= 0.99 * state
     assert alone["resident"] - streamed["resident"] >= 0.9 * state, (alone, streamed)
-    # Beside two chunks, what PyTorch computes a chunk with.
-    assert streamed["peak"] - streamed["before_step"] <= 6 * chunk, streamed
+    # Beside two chunks: what PyTorch computes a chunk with, and the gradients of master weights.
+    assert streamed["peak"] - streamed["before_step"] <= 6 * chunk + streamed["gradient_bytes"], streamed
     assert streamed["first_peak"] <= alone["first_peak"] - 0.7 * state, (alone, streamed)
 
 
-def test_a_full_disk_is_named_and_advice_says_what_a_disk_would_save() -> None:
+def test_a_full_disk_is_named() -> None:
     (found,) = found_by("full.py")
     assert found["kind"] == "OffloadError"
     for part in ("rank 0 could not set aside 1048576 bytes of the optimizer's state in its file in ", "File too large"):
