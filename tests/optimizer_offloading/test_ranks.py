@@ -31,7 +31,7 @@ def test_a_pipeline_and_replicas() -> None:
 
 
 def test_three_stages() -> None:
-    run(3, case({"pipeline_parallel_degree": 3}, "rmsprop"), case(SHARDED_STATE, "adamw"))
+    run(3, case({"pipeline_parallel_degree": 3}, "rmsprop"), case(SHARDED_STATE, "sgd"))
 
 
 def test_shards() -> None:

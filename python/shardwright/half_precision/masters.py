@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -28,6 +28,18 @@ class _Master(NamedTuple):
         return self.parameter.dtype in HALF
 
 
+class Keeper(Protocol):
+    """Where the values of masters are, if not in memory."""
+
+    def keep_data(self, parameter: torch.Tensor) -> None:
+        """Move the values of a parameter there."""
+        ...
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Take a tensor that is there out of memory, if it was looked at."""
+        ...
+
+
 class Masters:
     """The master weights of one optimizer's parameters on this rank, made when they are first needed.
 
@@ -39,8 +51,8 @@ class Masters:
         self._masters: dict[int, _Master] = {}
         #: The version of each parameter when its values were last those of its master.
         self._versions: dict[int, int] = {}
-        #: Moves the values of new masters to where they are kept; None leaves them where they are.
-        self.keep_data: Callable[[torch.Tensor], None] | None = None
+        #: Has the values of masters; None leaves them in memory.
+        self.keeper: Keeper | None = None
 
     @property
     def nbytes(self) -> int:
@@ -54,8 +66,8 @@ class Masters:
             return found.tensor
         values = parameter.detach()
         master = nn.Parameter(values.float() if parameter.dtype in HALF else values)
-        if self.keep_data is not None and parameter.dtype in HALF:
-            self.keep_data(master)
+        if self.keeper is not None and parameter.dtype in HALF:
+            self.keeper.keep_data(master)
         setattr(master, _PARAMETER, parameter)
         self._masters[id(parameter)] = _Master(parameter, master)
         self._versions[id(parameter)] = parameter._version
@@ -98,7 +110,12 @@ class Masters:
         master = self.of(parameter)
         if parameter.dtype in HALF:
             master.copy_(values)
+            self._release(master)
             self._versions[id(parameter)] = _LOADED
+
+    def _release(self, master: torch.Tensor) -> None:
+        if self.keeper is not None:
+            self.keeper.release(master)
 
     @torch.no_grad()
     def follow_model(self, *, also_loaded: bool) -> None:
@@ -113,6 +130,7 @@ class Masters:
                 continue
             is_same = master.to(parameter.dtype) == parameter
             master.copy_(torch.where(is_same, master, parameter.to(master.dtype)))
+            self._release(master)
             self._versions[key] = parameter._version
 
     @torch.no_grad()
@@ -121,6 +139,7 @@ class Masters:
         for key, (parameter, master) in self._masters.items():
             if parameter.dtype in HALF:
                 master.copy_(parameter)
+                self._release(master)
             self._versions[key] = parameter._version
 
     @torch.no_grad()

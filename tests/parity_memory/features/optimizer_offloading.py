@@ -16,7 +16,11 @@ SCHEDULES = activation_checkpointing.SCHEDULES
 PLACES = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
 OFFLOADED = ("offload_optimizer", "disk")
 SHARDED_STATE = ("shard_optimizer_state", True)
-SHARDED = (("sharded_data_parallel_degree", 2), ("sdp_param_persistence_threshold", 100), ("sdp_gradient_clipping", 1e9))
+SHARDED = (
+    ("sharded_data_parallel_degree", 2),
+    ("sdp_param_persistence_threshold", 100),
+    ("sdp_gradient_clipping", 1e9),
+)
 #: The most bytes of a chunk, and the elements at whose multiples parameters are cut.
 SMALL = (8192, 64)
 
@@ -28,7 +32,8 @@ def _cases() -> Iterator[MemoryCase]:
             problem = ("large layers", "layers", "structures")[(number + turn) % 3] if turn else "large layers"
             yield _case(problem, optimizer, pp, dp, SCHEDULES[(number + turn) % 4])
     for number, (pp, dp) in enumerate(((1, 2), (2, 2), (1, 3))):
-        yield _case("large layers", OPTIMIZERS[2 + number], pp, dp, SCHEDULES[number], keys=(SHARDED_STATE,))
+        optimizer = ("adamw", "adagrad", "sgd")[number]
+        yield _case("large layers", optimizer, pp, dp, SCHEDULES[number], keys=(SHARDED_STATE,))
     for number, (pp, dp) in enumerate(((1, 2), (2, 2))):
         yield _case("large layers", OPTIMIZERS[1 + number], pp, dp, SCHEDULES[number], keys=SHARDED)
     for number, more in enumerate(((), (("offload_activations", "disk"), ("activation_loading_horizon", 1)))):
@@ -36,9 +41,19 @@ def _cases() -> Iterator[MemoryCase]:
         yield _case("large layers", "adam, layers", 2, 2, SCHEDULES[2 + number], keys=(SHARDED_STATE, *more))
     for number, problem in enumerate(("GPT-2", "T5", "BERT", "Llama")):
         yield _case(problem, "sgd", 2, 1 + number % 2, SCHEDULES[number])
-    for problem, pp in (("GPT-2", 1), ("Llama", 2)):
+    for problem, pp, batches in (("GPT-2", 1, "same"), ("Llama", 2, "different")):
         yield DividedCase(
-            problem, pp, 2, "interleaved", 2, tp=2, optimize="speed", keys=(OFFLOADED,), feature=NAME, how="sgd"
+            problem,
+            pp,
+            2,
+            "interleaved",
+            2,
+            tp=2,
+            optimize="speed",
+            batches=batches,
+            keys=(OFFLOADED,),
+            feature=NAME,
+            how="sgd",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,14 +41,14 @@ def most_resident_bytes() -> int:
 
 def chunks_of(
     param_groups: Sequence[dict[str, Any]],
-    nbytes: Callable[[torch.Tensor], int],
+    nbytes: Callable[[Mapping[str, Any], torch.Tensor], int],
     may_be_cut: Callable[[torch.Tensor], bool],
 ) -> Iterator[list[Part]]:
     """Yield the parts of each chunk, in the order of the groups.
 
     Args:
         param_groups: The groups. Parameters without a gradient are left out: they are not updated.
-        nbytes: Returns the bytes of the state that a parameter has, or will have.
+        nbytes: Returns the bytes of the state that a parameter of a group has, or will have.
         may_be_cut: Returns whether elements of a parameter can be updated by themselves.
     """
     chunk: list[Part] = []
@@ -57,7 +57,7 @@ def chunks_of(
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            size = nbytes(parameter)
+            size = nbytes(group, parameter)
             if size > CHUNK_BYTES and may_be_cut(parameter):
                 if chunk:
                     yield chunk

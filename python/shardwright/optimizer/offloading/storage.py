@@ -74,12 +74,21 @@ class StateStorage:
         Raises:
             OffloadError: The disk is full.
         """
-        if tensor in self._memories or not may_be_offloaded(tensor):
+        if tensor in self._memories or tensor.device.type != "cpu" or not may_be_offloaded(tensor):
             return tensor
         kept = self.empty_like(tensor)
         kept.copy_(tensor)
-        self.pages_of(kept).release()
+        self.release(kept)
         return kept
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Take a tensor out of memory, if it is in the file.
+
+        Args:
+            tensor: The tensor.
+        """
+        if tensor in self._memories:
+            self.pages_of(tensor).release()
 
     def keep_data(self, parameter: torch.Tensor) -> None:
         """Move the values of a parameter into the file.

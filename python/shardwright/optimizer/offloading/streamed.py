@@ -15,9 +15,9 @@ from shardwright.optimizer.offloading.chunks import Part, chunks_of
 from shardwright.optimizer.offloading.pieces import Pieces, may_be_cut
 from shardwright.optimizer.offloading.refusals import refuse_differentiable
 from shardwright.optimizer.offloading.storage import Pages, StateStorage
-from shardwright.optimizer.sharding.elementwise import is_elementwise, original_class
+from shardwright.optimizer.sharding.elementwise import is_elementwise, original_class, state_tensors
 
-#: How many tensors of a parameter's size it is expected to get as state, until it has it.
+#: How many tensors of a parameter's size are expected as its state, where the optimizer's class does not say it.
 _EXPECTED_TENSORS = 2
 
 
@@ -38,7 +38,7 @@ class StreamedState(Optimizer):
         self._storage = storage
         masters = getattr(self, "_masters", None)
         if masters is not None:
-            masters.keep_data = storage.keep_data
+            masters.keeper = storage
         self._keep_state(self.state)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -143,10 +143,14 @@ class _Step:
         found: Mapping[str, Any] = self._optimizer.state.get(parameter, {})
         return found
 
-    def _state_bytes(self, parameter: torch.Tensor) -> int:
+    def _state_bytes(self, group: Mapping[str, Any], parameter: torch.Tensor) -> int:
         own = parameter.numel() * parameter.element_size()
         found = [value for value in self._state_of(parameter).values() if isinstance(value, torch.Tensor)]
-        kept = sum(value.numel() * value.element_size() for value in found) if found else _EXPECTED_TENSORS * own
+        if found:
+            kept = sum(value.numel() * value.element_size() for value in found)
+        else:
+            number = state_tensors(original_class(self._optimizer), group)
+            kept = own * (_EXPECTED_TENSORS if number is None else number)
         return kept + own * (parameter in self._storage)
 
     def _may_be_cut(self, parameter: torch.Tensor) -> bool:
