@@ -146,6 +146,10 @@ def test_hooks_and_closures_are_called_once_a_step() -> None:
     sizes = [len(group["params"]) for group in pair.plain.param_groups]
     assert calls == [("before", sizes), "closure", ("after", sizes)]
     pair.check()
+    calls.clear()
+    pair.streamed.load_state_dict(pair.streamed.state_dict())
+    pair.streamed.step(closure)
+    assert calls == [("before", sizes), "closure", ("after", sizes)]
 
 
 def test_parameters_may_come_later_and_groups_stay_what_they_are() -> None:

@@ -111,7 +111,6 @@ impl MemoryCategories {
     /// `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls;
     /// `offloadable` the bytes of optimizer state that would leave memory for a disk.
     #[pyo3(signature = (config, *, in_flight, microbatches, replicas, checkpointed, offloadable) -> "list[tuple[str, int, str]]")]
-    #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
     fn advice(
         &self,
         config: &Config,

@@ -335,6 +335,9 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         return runtime is not None and runtime.place.pp_size > 1
 
 
+DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]  # the wrapped class's step calls the hooks
+
+
 def _wrap(
     optimizer: Optimizer,
     static_loss_scale: float | None = 1.0,
@@ -388,10 +391,8 @@ def _shards_parameters() -> bool:
 
 def _tp_place() -> tuple[int, int]:
     """This rank's index in TP_GROUP, and the group's size."""
-    runtime = find_runtime()
-    return (
-        (0, 1) if runtime is None else (runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks))
-    )
+    place = None if (runtime := find_runtime()) is None else runtime.place
+    return (0, 1) if place is None else (place.tp_ranks.index(place.rank), len(place.tp_ranks))
 
 
 def _placed(parameter: torch.Tensor) -> torch.Tensor:

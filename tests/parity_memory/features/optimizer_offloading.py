@@ -29,7 +29,7 @@ def _cases() -> Iterator[MemoryCase]:
     for number, optimizer in enumerate(OPTIMIZERS):
         for turn in range(2):
             pp, dp = PLACES[(number + 2 * turn) % len(PLACES)]
-            problem = ("large layers", "layers", "structures")[(number + turn) % 3] if turn else "large layers"
+            problem = ("large layers", "shared", "structures")[(number + turn) % 3] if turn else "large layers"
             yield _case(problem, optimizer, pp, dp, SCHEDULES[(number + turn) % 4])
     for number, (pp, dp) in enumerate(((1, 2), (2, 2), (1, 3))):
         optimizer = ("adamw", "adagrad", "sgd")[number]

@@ -32,11 +32,9 @@ impl Mapping {
     pub(super) fn copy_in(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.len(), "inside the mapping");
         // SAFETY: the range is inside the mapping, and tests have no references to it.
-        unsafe {
-            self.start()
-                .add(offset)
-                .copy_from(bytes.as_ptr(), bytes.len())
-        };
+        let into = unsafe { self.start().add(offset) };
+        // SAFETY: as above.
+        unsafe { into.copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
     #[cfg(test)]
