@@ -30,9 +30,13 @@ def batch(step: int, replica: int) -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64).to(torch.get_default_dtype())
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 @smp.step
 def train(model: Any, x: torch.Tensor) -> torch.Tensor:
-    loss = model(x).float().square().mean()
+    loss = _wide(model(x)).square().mean()
     model.backward(loss)
     return torch.as_tensor(loss)
 
@@ -82,7 +86,7 @@ def reference(optimizer_name: str, replicas: int) -> dict[str, torch.Tensor]:
         optimizer.zero_grad()
         parts = [part for replica in range(replicas) for part in batch(step, replica).chunk(2)]
         for part in parts:
-            (module(part).float().square().mean() / len(parts)).backward()
+            (module(part).square().mean() / len(parts)).backward()
         optimizer.step()
     return {name: value.detach() for name, value in module.named_parameters()}
 
