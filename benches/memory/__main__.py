@@ -27,8 +27,8 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     """Train as one row does, in a job of its own.
 
     Returns:
-        The name; the largest peak, optimizer state and offloaded activations of a rank, in bytes; by rank the peak, the
-        offloaded activations and what a step moves out; the median seconds of a step; and the loss.
+        The name; the largest peak, optimizer state in memory and offloaded bytes of a rank; by rank the peak, the
+        offloaded bytes and the activations that a step moves out; the median seconds of a step; and the loss.
     """
     with Ranks("benches.memory.rank", row.name, row.ranks, environment=_ALLOCATOR) as job:
         job.ask(limit=LIMIT_SECONDS, do="build")

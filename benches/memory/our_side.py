@@ -55,9 +55,9 @@ class Shardwright:
         return found
 
     def offloaded_bytes(self) -> int:
-        """The most bytes of activations that were offloaded at once on this rank."""
-        found: int = smp.memory_report()[smp.rank()]["offloaded"]
-        return found
+        """The bytes of optimizer state on a disk, and the most of activations that were offloaded at once."""
+        account = smp.memory_report()[smp.rank()]
+        return int(account["offloaded"] + account["offloaded_optimizer_state"])
 
     def moved_bytes(self) -> int:
         """Bytes of activations that each step moves out of memory on this rank, on average."""

@@ -58,7 +58,7 @@ class Training:
         return found
 
     def offloaded_bytes(self) -> int:
-        """The most bytes of activations that were offloaded at once."""
+        """The bytes of optimizer state on a disk, and the most of activations that were offloaded at once."""
         found: int = self._made.offloaded_bytes()
         return found
 

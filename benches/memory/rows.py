@@ -44,6 +44,11 @@ ROWS = (
             "activation_loading_horizon": 2,
         },
     ),
+    Row(
+        "pipeline 2, optimizer offload to disk",
+        "ours",
+        {"pipeline_parallel_degree": 2, "offload_optimizer": "disk"},
+    ),
     Row("data parallel 2", "ours", {"ddp": True}),
     Row("data parallel 2, checkpointing", "ours", {"ddp": True, "checkpointing": True}),
     Row("data parallel 2, optimizer sharding", "ours", {"ddp": True, "shard_optimizer_state": True}),

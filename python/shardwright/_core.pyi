@@ -33,6 +33,8 @@ __all__ = [
     "GradMode",
     "HostMemory",
     "LaunchInfo",
+    "MappedFile",
+    "MappedMemory",
     "MemoryCategories",
     "MemoryMeter",
     "Node",
@@ -956,6 +958,42 @@ class LaunchInfo:
     def world_size(self, /) -> int: ...
 
 @final
+class MappedFile:
+    """
+    A file without a name in the place of memory, for what a rank keeps long and uses seldom.
+    """
+    def __new__(cls, /, *, rank: SupportsIndex, directory: str | PathLike[str]) -> MappedFile:
+        """
+        Make the file of a rank. Raises `OffloadError` where that is not possible.
+        """
+    def map(self, nbytes: SupportsIndex, /) -> MappedMemory:
+        """
+        A place for so many bytes, of any values. Raises `OffloadError` where the disk is full.
+        """
+    def stays_in_memory(self, /) -> bool:
+        """
+        Whether the directory is in memory, so that nothing is saved.
+        """
+
+@final
+class MappedMemory:
+    """
+    A place in the file, mapped. It is there as long as this object, or a tensor of its bytes.
+    """
+    def bytes(self, /) -> object:
+        """
+        Its bytes as a capsule.
+        """
+    def load(self, offset: SupportsIndex, nbytes: SupportsIndex, /) -> None:
+        """
+        Bring bytes to memory, to be written. Raises `OffloadError` where they cannot be read.
+        """
+    def release(self, offset: SupportsIndex, nbytes: SupportsIndex, /) -> None:
+        """
+        Take bytes out of memory; they stay in the file.
+        """
+
+@final
 class MemoryCategories:
     """
     Bytes of a rank by category; None where they are not known.
@@ -987,11 +1025,13 @@ class MemoryCategories:
         microbatches: SupportsIndex,
         replicas: SupportsIndex,
         checkpointed: tuple[SupportsIndex, SupportsIndex],
+        offloadable: SupportsIndex,
     ) -> list[tuple[str, int, str]]:
         """
         The settings that would save memory, the largest saving first: setting, bytes, what it costs.
 
-        `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls.
+        `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls;
+        `offloadable` the bytes of optimizer state that would leave memory for a disk.
         """
     @property
     def buffers(self, /) -> int | None: ...

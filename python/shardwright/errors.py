@@ -41,7 +41,7 @@ class NotOwnedError(ShardwrightError):
 
 
 class OffloadError(ShardwrightError):
-    """Activations could not be offloaded, or not be read back: a disk is full, broken, or does not answer."""
+    """Activations or an optimizer's state could not be offloaded, or not be read back: a disk is full, or broken."""
 
 
 class StallError(ShardwrightError):

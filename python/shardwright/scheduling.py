@@ -81,8 +81,8 @@ def decide(
 ) -> ScheduleDecision | None:
     """Choose a schedule from the measurements of all ranks of the pipeline; None while they are insufficient.
 
-    `ranks` has each rank's times, the root's first. A step counts if all ranks have it and one ran backward. `control` is
-    "predicted" if calls of later steps do not wait for results, else "star".
+    `ranks` has each rank's times, the root's first. A step counts if all ranks have it and one ran backward.
+    `control` is "predicted" if calls of later steps do not wait for results, else "star".
     """
     times = [[(t.step, t.forward_ns, t.backward_ns + t.weight_ns, t.seconds, t.visits) for t in own] for own in ranks]
     chosen = _core.choose_schedule(

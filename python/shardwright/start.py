@@ -44,6 +44,7 @@ from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_ba
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.offloading import OffloadedActivations
+from shardwright.optimizer.offloading import StateStorage, check_device
 from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
 from shardwright.sharded_data_parallel.groups import make_process_group, make_sharding_groups
@@ -151,6 +152,9 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(WorkerPool(runtime))
     runtime.add(runtime.add(Models(place.rank)), WrappedModels)
     runtime.add(Updates(runtime))
+    check_device(runtime)
+    if place.cfg.offload_optimizer == "disk":
+        runtime.add(StateStorage(runtime))
     runtime.add(MemoryAccount(runtime))
     runtime.add(Announcement(runtime))
     runtime.add(OutOfMemory(runtime), ErrorExplainer)
@@ -190,6 +194,7 @@ def _saves_memory(place: Place) -> bool:
         place.shards_optimizer_state
         or place.shards_parameters
         or cfg.offload_activations
+        or cfg.offload_optimizer
         or cfg.memory_limit_bytes is not None
     )
 

@@ -98,6 +98,19 @@ def adamw(model: nn.Module, **keys: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups_of(model), lr=0.1, **keys)
 
 
+def test_hooks_are_called_once_a_step_also_after_a_load() -> None:
+    parameter, calls = nn.Parameter(torch.ones(3)), list[str]()
+    optimizer: Any = DistributedOptimizer(torch.optim.Adam([parameter]))
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    parameter.grad = torch.ones(3)
+    for _ in range(2):
+        calls.clear()
+        optimizer.step()
+        assert calls == ["before", "after"]
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize(
     "build",

@@ -17,6 +17,7 @@ import shardwright as smp
 import torch
 from shardwright.execution import process, reproducible
 from shardwright.job.runtime import current_runtime
+from shardwright.memory.optimizers import streamed_bytes
 from shardwright.offloading import OffloadedActivations, activations
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
@@ -110,6 +111,7 @@ class PipelineRun(of_pipelines.RankRun):
             "whole": sum(not registry.is_sharded(one) for one in held),
             "elements": sum(one.numel() for one in held if registry.is_sharded(one)),
             "held": sum(shard_of(one).numel() for one in held if registry.is_sharded(one)),
+            "streamed": streamed_bytes(self.optimizers.values()),
         }
 
 
@@ -148,6 +150,7 @@ def run_case(case: MemoryCase) -> dict[str, Any]:
             tensors.run()
             smp.barrier()
             row = {**tensors.row(time.monotonic() - started), "owned": tensors.owned}
+            row["streamed"] = streamed_bytes([tensors.optimizer])
         else:
             problem = feature_of(case).problem_of(case, PROBLEMS[case.problem])
             smp.init({**of_pipelines.configuration(case, problem), "reproducible_rng": True, **further})

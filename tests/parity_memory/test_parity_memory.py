@@ -14,7 +14,7 @@ from tests.covering import covering
 from tests.parity.job import ROOT
 
 from .cases import DividedCase, HalfCase, MemoryCase, PipelineCase, all_cases, feature_of, few
-from .features import activation_offloading, sharded_data_parallel
+from .features import activation_offloading, optimizer_offloading, sharded_data_parallel
 from .features.activation_checkpointing import HOWS, SCHEDULES, STRATEGIES
 from .features.half_precision import LONG
 from .features.optimizer_sharding import OPTIMIZERS
@@ -54,6 +54,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "whole": 1,
         "elements": 8,
         "held": 4,
+        "streamed": 4096,
     }
     return usual | changes
 
@@ -125,6 +126,20 @@ def test_the_table_has_every_storage_horizon_schedule_and_degree_of_offloading()
     assert {bool(case.keys) for case in pipelines} == {False, True}
     assert {(case.pp, case.dp) for case in pipelines} >= {(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)}
     assert {case.tp for case in cases if isinstance(case, DividedCase)} == {2}
+
+
+def test_the_table_has_every_optimizer_place_and_pair_of_optimizer_offloading() -> None:
+    cases = [case for case in all_cases() if case.feature == optimizer_offloading.NAME]
+    assert len({case.name for case in cases}) == len(cases) >= 25
+    pipelines = [case for case in cases if isinstance(case, PipelineCase)]
+    assert {case.how.partition(", ")[0] for case in pipelines} == {*optimizer_offloading.OPTIMIZERS}
+    assert {(case.pp, case.dp) for case in pipelines} >= {*optimizer_offloading.PLACES, (1, 3)}
+    ways = {way for case in cases for way in optimizer_offloading.ways(case)}
+    assert ways >= {"shard_optimizer_state", "sharded_data_parallel_degree", "offload_activations", "layers"}
+    case = next(case for case in pipelines if case.problem == "large layers" and ", " not in case.how)
+    ranks = case.pp * case.dp
+    assert not judge(case, [row()] * ranks).failures
+    assert judge(case, [row(streamed=0)] * ranks).failures
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ pub struct Situation<'a> {
     pub replicas: u32,
     /// What checkpointed calls keep in memory at the most full moment: bytes, and how many calls.
     pub checkpointed: (u64, u32),
+    /// Bytes of optimizer state that would leave memory for a disk.
+    pub offloadable: u64,
 }
 
 /// A setting, and what it is expected to save.
@@ -41,6 +43,7 @@ pub fn advise(situation: &Situation<'_>) -> Vec<Advice> {
         fewer_in_flight(situation),
         smaller_microbatches(situation),
         shard_optimizer(situation),
+        offload_optimizer(situation),
         more_stages(situation),
     ]
     .into_iter()
@@ -155,6 +158,19 @@ fn shard_optimizer(situation: &Situation<'_>) -> Option<Advice> {
             situation.replicas,
         ),
         price: "updated parameters are gathered after each update",
+    })
+}
+
+fn offload_optimizer(situation: &Situation<'_>) -> Option<Advice> {
+    if situation.config.offload_optimizer == FlagOrWord::Word("disk".to_owned()) {
+        return None;
+    }
+    Some(Advice {
+        setting: "\"offload_optimizer\": \"disk\"".to_owned(),
+        saves: situation
+            .offloadable
+            .min(situation.categories.optimizer_state?),
+        price: "optimizer.step() reads its state from a disk and writes it back",
     })
 }
 

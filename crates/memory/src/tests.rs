@@ -31,6 +31,7 @@ fn advice(text: &str, in_flight: u32, replicas: u32) -> Vec<Advice> {
         microbatches: config.microbatches,
         replicas,
         checkpointed: (300 * MIB, 12),
+        offloadable: 150 * MIB,
     })
 }
 
@@ -159,6 +160,16 @@ fn what_checkpointed_calls_keep_outside_of_the_horizon_may_be_offloaded() {
     );
 }
 
+#[test]
+fn optimizer_state_may_go_to_a_disk_unless_it_does() {
+    let setting = "\"offload_optimizer\": \"disk\"";
+    assert_eq!(saving(&advice("{}", 1, 1), setting), Some(150 * MIB));
+    let in_memory = r#"{"offload_optimizer": true}"#;
+    assert_eq!(saving(&advice(in_memory, 1, 1), setting), Some(150 * MIB));
+    let on_disk = r#"{"offload_optimizer": "disk"}"#;
+    assert_eq!(saving(&advice(on_disk, 1, 1), setting), None);
+}
+
 proptest! {
     #[test]
     fn no_advice_saves_more_than_there_is(
@@ -169,6 +180,7 @@ proptest! {
         pipeline in prop::sample::select(vec!["simple", "interleaved", "looped", "zero_bubble", "auto"]),
         degree in 1_u32..9,
         checkpointed in any::<(u64, u32)>(),
+        offloadable in any::<u64>(),
     ) {
         let text = format!(
             r#"{{"pipeline_parallel_degree": {degree}, "microbatches": {microbatches}, "pipeline": "{pipeline}"}}"#
@@ -182,7 +194,7 @@ proptest! {
             buffers: bytes[4].map(|bytes| bytes / 8),
             communication: bytes[5].map(|bytes| bytes / 8),
         };
-        let situation = Situation { config: &config, categories, in_flight, microbatches, replicas, checkpointed };
+        let situation = Situation { config: &config, categories, in_flight, microbatches, replicas, checkpointed, offloadable };
         let advice = advise(&situation);
         for one in &advice {
             prop_assert!(one.saves > 0 && one.saves <= categories.total(), "{one:?}");

@@ -23,12 +23,14 @@ pub struct Subject {
 pub enum OffloadError {
     /// No file can be made.
     #[error(
-        "rank {rank} cannot make a file for offloaded activations in {}: {reason}; set the configuration key \
+        "rank {rank} cannot make a file for {what} in {}: {reason}; set the configuration key \
          \"offload_directory\" to a directory on a fast disk in which it may write", directory.display()
     )]
     Directory {
         /// The rank.
         rank: u32,
+        /// What would be in it.
+        what: &'static str,
         /// Where.
         directory: PathBuf,
         /// What the system says.
@@ -48,6 +50,23 @@ pub enum OffloadError {
         directory: PathBuf,
         /// The place in the file.
         offset: u64,
+        /// What the system says.
+        reason: String,
+    },
+    /// A tensor of an optimizer's state gets no place in the file, or cannot be read from it.
+    #[error(
+        "rank {rank} could not {what} {bytes} bytes of the optimizer's state in its file in {}: {reason}{}",
+        directory.display(), advice(reason)
+    )]
+    State {
+        /// The rank.
+        rank: u32,
+        /// What could not be done.
+        what: &'static str,
+        /// How many bytes.
+        bytes: usize,
+        /// Where.
+        directory: PathBuf,
         /// What the system says.
         reason: String,
     },

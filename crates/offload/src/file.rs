@@ -98,6 +98,31 @@ impl StorageFile {
         }
     }
 
+    /// Sets a place on the disk aside, so that none of its bytes can fail to find room later.
+    pub(crate) fn reserve(&self, place: &Block) -> io::Result<()> {
+        let flags = rustix::fs::FallocateFlags::empty();
+        match rustix::fs::fallocate(&self.file, flags, place.offset, place.len) {
+            Err(rustix::io::Errno::OPNOTSUPP) => self.fill(place),
+            done => Ok(done?),
+        }
+    }
+
+    /// Writes zeros, where a file system cannot set a place aside in another way.
+    fn fill(&self, place: &Block) -> io::Result<()> {
+        let zeros = vec![0; 1 << 20];
+        let mut at = place.offset;
+        while at < place.offset + place.len {
+            let bytes = zeros.len().min((place.offset + place.len - at) as usize);
+            self.write(&zeros[..bytes], at)?;
+            at += bytes as u64;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn descriptor(&self) -> &File {
+        &self.file
+    }
+
     pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)
     }

@@ -14,6 +14,8 @@
 //! - OF-6: the file of a rank has no name: nothing of it is left when the process ends, however it ends.
 //! - OF-7: a tensor of a device is stored after its frontend has brought it to host memory, and is lost by the frontend only
 //!   after that: until then it is in memory for the plan, and no bytes are here.
+//!
+//! What is kept for longer, an optimizer's state, is in a [`MappedFile`], of whose tensors only what is used is in memory.
 
 #[cfg(all(test, feature = "shuttle"))]
 #[expect(clippy::unwrap_used, reason = "tests may panic")]
@@ -21,6 +23,7 @@ mod concurrency;
 mod counts;
 mod error;
 mod file;
+mod mapped;
 mod mover;
 mod plan;
 mod pool;
@@ -31,6 +34,7 @@ mod trace;
 
 pub use counts::Counts;
 pub use error::{OffloadError, Subject};
+pub use mapped::{Mapped, MappedFile};
 pub use plan::{CallId, Order, Plan, Task, TensorId};
 pub use pool::{HostBlock, HostPool, LeasedBlock};
 pub use shell::{Changes, Offload, Options};

@@ -59,6 +59,7 @@ impl Offload {
         let made = options.directory.as_deref().map(|directory| {
             StorageFile::make_in(directory).map_err(|error| OffloadError::Directory {
                 rank,
+                what: "offloaded activations",
                 directory: directory.to_owned(),
                 reason: error.to_string(),
             })

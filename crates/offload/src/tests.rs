@@ -1,5 +1,6 @@
 //! The plan's laws, and the storage under threads.
 
 mod laws;
+mod mapped;
 mod plan;
 mod storage;

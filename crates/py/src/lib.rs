@@ -19,6 +19,7 @@ mod interruptible;
 mod launch;
 mod log;
 mod loss_scale;
+mod mapped;
 mod memory;
 mod modules;
 mod node;
@@ -68,6 +69,8 @@ mod _core {
     use crate::log::take_log;
     #[pymodule_export]
     use crate::loss_scale::DynamicLossScale;
+    #[pymodule_export]
+    use crate::mapped::{MappedFile, MappedMemory};
     #[pymodule_export]
     use crate::memory::{
         MemoryCategories, MemoryMeter, heap_bytes, in_flight, map_large_allocations, memory_limit,

@@ -108,8 +108,9 @@ impl MemoryCategories {
 
     /// The settings that would save memory, the largest saving first: setting, bytes, what it costs.
     ///
-    /// `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls.
-    #[pyo3(signature = (config, *, in_flight, microbatches, replicas, checkpointed) -> "list[tuple[str, int, str]]")]
+    /// `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls;
+    /// `offloadable` the bytes of optimizer state that would leave memory for a disk.
+    #[pyo3(signature = (config, *, in_flight, microbatches, replicas, checkpointed, offloadable) -> "list[tuple[str, int, str]]")]
     fn advice(
         &self,
         config: &Config,
@@ -117,6 +118,7 @@ impl MemoryCategories {
         microbatches: u32,
         replicas: u32,
         checkpointed: (u64, u32),
+        offloadable: u64,
     ) -> Vec<(String, u64, &'static str)> {
         let advice = advise(&Situation {
             config: &config.0,
@@ -125,6 +127,7 @@ impl MemoryCategories {
             microbatches,
             replicas,
             checkpointed,
+            offloadable,
         });
         let row = |one: shardwright_memory::Advice| (one.setting, one.saves, one.price);
         advice.into_iter().map(row).collect()

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use shardwright_comm::TensorMemory;
-use shardwright_offload::HostBlock;
+use shardwright_offload::{HostBlock, Mapped};
 use shardwright_wire::{Buffer, Lent, Owned};
 
 /// Copy memory that a live tensor owns.
@@ -149,6 +149,7 @@ enum Memory {
     Heap(Vec<u128>),
     Lent(Arc<dyn Lent>),
     Shared(Buffer),
+    Mapped(Arc<Mapped>),
 }
 
 /// A tensor's bytes as a `DLPack` capsule, which is their only owner; `kind` is `DLPack`'s code and bits of an element.
@@ -177,6 +178,13 @@ pub(crate) fn capsule_of_shared(py: Python<'_>, buffer: Buffer) -> PyResult<Py<P
     let len = buffer.len();
     let shape = vec![i64::try_from(len).unwrap_or(i64::MAX)];
     export(py, start, Memory::Shared(buffer), (1, 8), shape, vec![1])
+}
+
+/// Mapped bytes as a `DLPack` capsule of a tensor of bytes.
+pub(crate) fn capsule_of_mapped(py: Python<'_>, mapped: Arc<Mapped>) -> PyResult<Py<PyAny>> {
+    let shape = vec![i64::try_from(mapped.len()).unwrap_or(i64::MAX)];
+    let start = mapped.start();
+    export(py, start, Memory::Mapped(mapped), (1, 8), shape, vec![1])
 }
 
 fn export(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -28,6 +28,18 @@ class _Master(NamedTuple):
         return self.parameter.dtype in HALF
 
 
+class Keeper(Protocol):
+    """Where the values of masters are, if not in memory."""
+
+    def keep_data(self, parameter: torch.Tensor) -> None:
+        """Move the values of a parameter there."""
+        ...
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Take a tensor that is there out of memory, if it was looked at."""
+        ...
+
+
 class Masters:
     """The master weights of one optimizer's parameters on this rank, made when they are first needed.
 
@@ -39,11 +51,13 @@ class Masters:
         self._masters: dict[int, _Master] = {}
         #: The version of each parameter when its values were last those of its master.
         self._versions: dict[int, int] = {}
+        #: Has the values of masters; None leaves them in memory.
+        self.keeper: Keeper | None = None
 
     @property
     def nbytes(self) -> int:
         """The bytes of the masters that have memory of their own."""
-        return sum(one.tensor.nbytes for one in self._masters.values() if one.is_copy)
+        return sum(one.nbytes for one in self.tensors())
 
     def of(self, parameter: torch.Tensor) -> nn.Parameter:
         """Return the master of a parameter; a new one has its values."""
@@ -52,6 +66,8 @@ class Masters:
             return found.tensor
         values = parameter.detach()
         master = nn.Parameter(values.float() if parameter.dtype in HALF else values)
+        if self.keeper is not None and parameter.dtype in HALF:
+            self.keeper.keep_data(master)
         setattr(master, _PARAMETER, parameter)
         self._masters[id(parameter)] = _Master(parameter, master)
         self._versions[id(parameter)] = parameter._version
@@ -84,13 +100,22 @@ class Masters:
             if found is not None and found.is_copy:
                 yield place, found.tensor.detach()
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the masters that have memory of their own."""
+        return [one.tensor for one in self._masters.values() if one.is_copy]
+
     @torch.no_grad()
     def load(self, parameter: torch.Tensor, values: torch.Tensor) -> None:
         """Set a master's values; where they do not round to the parameter's, :meth:`follow_model` takes these."""
         master = self.of(parameter)
         if parameter.dtype in HALF:
             master.copy_(values)
+            self._release(master)
             self._versions[id(parameter)] = _LOADED
+
+    def _release(self, master: torch.Tensor) -> None:
+        if self.keeper is not None:
+            self.keeper.release(master)
 
     @torch.no_grad()
     def follow_model(self, *, also_loaded: bool) -> None:
@@ -105,6 +130,7 @@ class Masters:
                 continue
             is_same = master.to(parameter.dtype) == parameter
             master.copy_(torch.where(is_same, master, parameter.to(master.dtype)))
+            self._release(master)
             self._versions[key] = parameter._version
 
     @torch.no_grad()
@@ -113,6 +139,7 @@ class Masters:
         for key, (parameter, master) in self._masters.items():
             if parameter.dtype in HALF:
                 master.copy_(parameter)
+                self._release(master)
             self._versions[key] = parameter._version
 
     @torch.no_grad()
@@ -169,6 +196,16 @@ class Masters:
             torch._foreach_copy_([one.parameter for one in copies.values()], [one.tensor for one in copies.values()])
         for key, one in copies.items():
             self._versions[key] = one.parameter._version
+
+    def has_rounded(self, master: torch.Tensor) -> None:
+        """Record that a master has been rounded to its parameter: :meth:`copy_to_model` leaves it out.
+
+        Args:
+            master: The master, whose gradient is dropped.
+        """
+        parameter = model_parameter(master)
+        self._versions[id(parameter)] = parameter._version
+        master.grad = None
 
     @contextlib.contextmanager
     def in_place_of_parameters(self, optimizer: Optimizer) -> Iterator[None]:

@@ -16,9 +16,12 @@ from shardwright.memory.optimizers import (
     expected_gradient_bytes,
     expected_master_bytes,
     state_bytes,
+    streamed_bytes,
 )
 from shardwright.model.models import Models
 from shardwright.offloading import OffloadedActivations
+from shardwright.optimizer.offloading import StateStorage, may_be_streamed, most_resident_bytes
+from shardwright.optimizer.sharding.elementwise import original_class
 from shardwright.scheduling import RankMemory, Scheduling
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ class RankAccount:
         measured: Likewise. Gradients and activations are those of one step: the most, between tasks.
         in_flight: The most microbatches in flight on it, as simulated.
         offloaded: The most bytes of activations that were offloaded at once.
+        offloaded_optimizer_state: Bytes of optimizer state, and of master weights, on a disk.
         resident: Of the process in host memory; None where the system does not tell.
         peak: The most that it had in host memory.
         limit: The least limit on the process's memory; None without one.
@@ -58,6 +62,7 @@ class RankAccount:
     measured: dict[str, int | None]
     in_flight: int
     offloaded: int
+    offloaded_optimizer_state: int
     resident: int | None
     peak: int | None
     limit: int | None
@@ -152,7 +157,7 @@ class MemoryAccount:
         return _core.MemoryCategories(
             parameters=distinct_bytes(parameters),
             gradients=_gradient_bytes(parameters) if self.gradients is None else self.gradients,
-            optimizer_state=state_bytes(optimizers) if optimizers else None,
+            optimizer_state=state_bytes(optimizers) - streamed_bytes(optimizers) if optimizers else None,
             activations=self.activations,
             buffers=distinct_bytes(buffers),
             communication=None if memory is None else memory[2],
@@ -168,14 +173,18 @@ class MemoryAccount:
             for placement in self._runtime[Models].placements:
                 over_rdp = placement.replicas.over_rdp(placement.owned_parameters())
                 slices.update((id(parameter), len(place.tp_ranks)) for parameter in over_rdp)
+        expected = expected_bytes(optimizers, slices) if optimizers else None
+        masters = expected_master_bytes(optimizers, slices)
+        if expected is not None and self._runtime.find(StateStorage) is not None:
+            expected, masters, shards = min((expected + masters) // shards, most_resident_bytes()), 0, 1
         return _core.MemoryCategories.expected(
             parameter_bytes=distinct_bytes(parameters),
             gradient_bytes=expected_gradient_bytes(parameters),
             buffer_bytes=distinct_bytes(buffers),
             activation_bytes=self._activations_of_a_microbatch(),
             in_flight=in_flight,
-            optimizer_bytes=expected_bytes(optimizers, slices) if optimizers else None,
-            master_bytes=expected_master_bytes(optimizers, slices),
+            optimizer_bytes=expected,
+            master_bytes=masters,
             optimizer_shards=shards,
         )
 
@@ -213,6 +222,7 @@ class MemoryAccount:
             microbatches=self._runtime.step.num_microbatches,
             replicas=len(place.dp_ranks),
             checkpointed=most_kept(),
+            offloadable=self._offloadable(best["optimizer_state"] or 0),
         )
         memory = _core.process_memory()
         return RankAccount(
@@ -224,6 +234,7 @@ class MemoryAccount:
             measured=measured,
             in_flight=in_flight,
             offloaded=self._offloaded(),
+            offloaded_optimizer_state=streamed_bytes(self._runtime[Models].optimizers),
             resident=None if memory is None else memory[0],
             peak=None if memory is None else memory[1],
             limit=_core.memory_limit(),
@@ -233,6 +244,12 @@ class MemoryAccount:
     def _offloaded(self) -> int:
         offloaded = self._runtime.find(OffloadedActivations)
         return 0 if offloaded is None else offloaded.counts()["most_bytes"]
+
+    def _offloadable(self, state: int) -> int:
+        """Return how much of the optimizers' state would leave memory with ``"offload_optimizer": "disk"``."""
+        optimizers = self._runtime[Models].optimizers
+        may_be = all(may_be_streamed(original_class(one)) for one in optimizers)
+        return max(state - most_resident_bytes(), 0) if may_be and self._runtime.place.device.type == "cpu" else 0
 
     def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         parameters: list[torch.Tensor] = []

@@ -9,6 +9,7 @@ import torch
 
 from shardwright.half_precision import gradient_dtype
 from shardwright.half_precision.cast import HALF
+from shardwright.optimizer.offloading import StreamedState
 from shardwright.sharded_data_parallel.parameters import shard_of
 
 #: Tensors of the size of a parameter that an optimizer keeps for it, by the options of its group.
@@ -80,8 +81,17 @@ def expected_gradient_bytes(parameters: Iterable[torch.Tensor]) -> int:
     return sum(shard_of(one).numel() * gradient_dtype(one).itemsize for one in trained.values())
 
 
+def streamed_bytes(optimizers: Iterable[Any]) -> int:
+    """Return the bytes of state, and of master weights, that optimizers have on a disk.
+
+    Args:
+        optimizers: The optimizers.
+    """
+    return sum(optimizer.streamed_bytes() for optimizer in optimizers if isinstance(optimizer, StreamedState))
+
+
 def state_bytes(optimizers: Iterable[Any]) -> int:
-    """Return the bytes of the tensors in the state of optimizers, and of their master weights.
+    """Return the bytes of the tensors in the state of optimizers, and of their master weights, wherever they are.
 
     Args:
         optimizers: The optimizers.

@@ -36,6 +36,8 @@ def memory_report() -> list[dict[str, Any]]:
         - ``in_flight``: the most microbatches in flight on the rank, as simulated: with stages of equal length, or with
           measured ones once the schedule was chosen by them (``smp.stats()["schedule_decision"]`` says why);
         - ``offloaded``: the most bytes of checkpointed activations that were offloaded at once;
+        - ``offloaded_optimizer_state``: the bytes of optimizer state, and of master weights, on a disk, which are not
+          among those measured;
         - ``resident``, ``peak``, ``limit``: the bytes of host memory that the process has, had at most, and may have;
         - ``advice``: tuples of a setting that would save memory, the estimated bytes, and its cost, the largest saving
           first.

@@ -73,6 +73,8 @@ def account_text(account: RankAccount) -> str:
     ]
     if account.offloaded:
         lines.append(f"  {amount(account.offloaded)} of activations were offloaded at most, and are not among these.")
+    if account.offloaded_optimizer_state:
+        lines.append(f"  {amount(account.offloaded_optimizer_state)} of optimizer state are on a disk.")
     if account.advice:
         lines.append("Settings that would save memory on this rank, with their estimated saving:")
         lines += [f"  {setting}: {amount(saves)}; {price}" for setting, saves, price in account.advice[:_MAX_ADVICE]]

@@ -64,7 +64,7 @@ class Kept:
             dense: Its elements, each once.
             whole: The tensor itself.
         """
-        elements = dense if _is_dense(dense) else dense.contiguous()
+        elements = dense if is_dense(dense) else dense.contiguous()
         if self._transfers.serves(elements.device):
             number = self._transfers.keep(self._call, _bytes_of(elements))
         else:
@@ -109,7 +109,7 @@ def _bytes_of(dense: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(flat).copy_(flat).view(torch.uint8)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements lie next to one another in memory, in whatever order."""
     expected = 1
     strides: list[Any] = sorted(zip(tensor.stride(), tensor.size(), strict=True))

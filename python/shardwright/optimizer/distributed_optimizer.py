@@ -21,7 +21,9 @@ from shardwright.model.updates import Updates
 from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
 from shardwright.optimizer.master_state import without_half_precision
+from shardwright.optimizer.offloading import StateStorage, StreamedState
 from shardwright.optimizer.refusals import refuse_optimizer
+from shardwright.optimizer.sharding.elementwise import original_class
 from shardwright.optimizer.sharding.share import Share
 from shardwright.optimizer.sharding.state import copied, is_share, merged_shares, shares_in, to_share
 from shardwright.optimizer.sharding.step import sharded_step
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
 _WHOLE = "an optimizer's state dict"
-_CLASSES: dict[tuple[type[Optimizer], bool], type[DistributedOptimizer]] = {}
+_CLASSES: dict[tuple[type[Optimizer], ...], type[DistributedOptimizer]] = {}
 
 
 class _Wrapping(type):
@@ -145,7 +147,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             elif (share := self._own_share()) is None:
                 loss = self._update_here(closure)
             else:
-                loss = sharded_step(runtime, self, share, _original_class(self), closure, self._update_here)
+                loss = sharded_step(runtime, self, share, original_class(self), closure, self._update_here)
         except BaseException as error:
             explain(runtime, error)
             raise
@@ -177,7 +179,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             models = runtime[Models].alive
             if not any((one is dividing or one.placement.partitioned) and self.trains(one) for one in models):
                 return None
-            self._share = Share(runtime, _original_class(self))
+            self._share = Share(runtime, original_class(self))
         self._share.divide(self, dividing)
         return self._share
 
@@ -333,6 +335,9 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         return runtime is not None and runtime.place.pp_size > 1
 
 
+DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]  # the wrapped class's step calls the hooks
+
+
 def _wrap(
     optimizer: Optimizer,
     static_loss_scale: float | None = 1.0,
@@ -352,7 +357,9 @@ def _wrap(
         return optimizer
     if runtime is not None:
         refuse_optimizer(optimizer, runtime, dtype)
-    optimizer.__class__ = _distributed_class(type(optimizer), is_half=dtype is not None)
+    storage = None if runtime is None else runtime.find(StateStorage)
+    more = [kind for kind, is_on in ((HalfPrecision, dtype), (StreamedState, storage)) if is_on is not None]
+    optimizer.__class__ = _distributed_class(*more, type(optimizer))
     assert isinstance(optimizer, DistributedOptimizer), "it was just made one"
     if isinstance(optimizer, HalfPrecision):
         optimizer.start(scaler, is_float16=dtype is torch.float16)
@@ -363,23 +370,19 @@ def _wrap(
     optimizer._own_share()
     if runtime is not None and runtime.place.shards_parameters:
         optimizer.take_over_shards()
+    if isinstance(optimizer, StreamedState) and storage is not None:
+        optimizer.start_streaming(storage)
     return optimizer
 
 
-def _distributed_class(original: type[Optimizer], *, is_half: bool) -> type[DistributedOptimizer]:
-    """The class of `original` with the methods of `DistributedOptimizer` in front, under the same name."""
-    if (original, is_half) not in _CLASSES:
+def _distributed_class(*bases: type[Optimizer]) -> type[DistributedOptimizer]:
+    """The last class with the methods of `DistributedOptimizer` and the others in front, under the same name."""
+    if bases not in _CLASSES:
+        original = bases[-1]
         names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-        bases = (DistributedOptimizer, HalfPrecision, original) if is_half else (DistributedOptimizer, original)
-        made: Any = _Wrapping(original.__name__, bases, names)
-        _CLASSES[original, is_half] = made
-    return _CLASSES[original, is_half]
-
-
-def _original_class(optimizer: Optimizer) -> type[Optimizer]:
-    """The class of the optimizer that was wrapped."""
-    original: type[Optimizer] = type(optimizer).__bases__[-1]
-    return original
+        made: Any = _Wrapping(original.__name__, (DistributedOptimizer, *bases), names)
+        _CLASSES[bases] = made
+    return _CLASSES[bases]
 
 
 def _shards_parameters() -> bool:
@@ -388,10 +391,8 @@ def _shards_parameters() -> bool:
 
 def _tp_place() -> tuple[int, int]:
     """This rank's index in TP_GROUP, and the group's size."""
-    runtime = find_runtime()
-    return (
-        (0, 1) if runtime is None else (runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks))
-    )
+    place = None if (runtime := find_runtime()) is None else runtime.place
+    return (0, 1) if place is None else (place.tp_ranks.index(place.rank), len(place.tp_ranks))
 
 
 def _placed(parameter: torch.Tensor) -> torch.Tensor:

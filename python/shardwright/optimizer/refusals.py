@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import Runtime
+from shardwright.optimizer.offloading import StateStorage, refuse_streaming
 from shardwright.optimizer.sharding.elementwise import is_elementwise
 
 
@@ -17,6 +18,8 @@ def refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype 
         ConfigError: It does not.
     """
     place, name = runtime.place, type(optimizer).__name__
+    if runtime.find(StateStorage) is not None:
+        refuse_streaming(optimizer, type(optimizer))
     shards = place.shards_optimizer_state
     if shards and getattr(optimizer, "steps_on_all_ranks", False):
         raise ConfigError(

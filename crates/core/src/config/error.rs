@@ -127,8 +127,8 @@ pub enum ConfigError {
     FastModeAlone,
     /// A directory for files that nobody writes.
     #[error(
-        "the configuration key \"offload_directory\" has an effect only with \"offload_activations\": \"disk\"; leave it out, \
-         or offload to disk"
+        "the configuration key \"offload_directory\" has an effect only with \"offload_activations\" or \
+         \"offload_optimizer\": \"disk\"; leave it out, or offload to disk"
     )]
     OffloadDirectoryAlone,
     /// Encryption over UCX.

@@ -104,5 +104,6 @@ pub const KEYS: &[ConfigKey] = &[
     own("ucx_library", Text, Nothing, "path", "the UCX library (libucp.so.0) to load; else the system's, else that of the Python package libucx").per_rank(),
     own("comm_buffer_bytes", Count(0), Integer(1 << 30), "bytes", "the most host memory that a rank sets aside for the transfer of tensors; what finds no room goes over TCP").per_rank(),
     own("memory_limit_bytes", Count(1), Nothing, "bytes", "with pipeline interleaved or zero_bubble: the most that parameters, gradients, optimizer state, buffers and activations may take on a rank; as many microbatches are in flight as fit and make the step faster"),
+    own("offload_optimizer", ValueKind::FlagOr(&["disk"]), Boolean(false), "", "keep the optimizer's state, and master weights of fp16 and bf16, out of memory: disk in a file in offload_directory, of which optimizer.step() has about 128 MiB in memory at once; true in host memory, which CPU ranks use anyway; not on CUDA ranks"),
     own("offload_directory", Text, Nothing, "path", "where the files of what is offloaded to disk are, one for each rank, without a name and gone with the process; else the directory for temporary files").per_rank(),
 ];

@@ -106,6 +106,7 @@ pub struct Config {
     pub ucx_library: Option<String>,
     pub comm_buffer_bytes: u64,
     pub memory_limit_bytes: Option<u64>,
+    pub offload_optimizer: FlagOrWord,
     pub offload_directory: Option<String>,
 }
 

@@ -8,7 +8,9 @@ use super::ConfigError;
 
 /// A directory needs something that is written to it.
 pub(super) fn check(values: &BTreeMap<&'static str, Value>) -> Result<(), ConfigError> {
-    let to_disk = values.get("offload_activations") == Some(&json!("disk"));
+    let to_disk = ["offload_activations", "offload_optimizer"]
+        .into_iter()
+        .any(|key| values.get(key) == Some(&json!("disk")));
     if values.contains_key("offload_directory") && !to_disk {
         return Err(ConfigError::OffloadDirectoryAlone);
     }
@@ -51,8 +53,9 @@ mod tests {
             text.contains("\"offload_directory\"") && text.contains("\"disk\""),
             "{text}"
         );
-        assert!(
-            parse(&json!({"offload_directory": "/fast", "offload_activations": "disk"})).is_ok()
-        );
+        for key in ["offload_activations", "offload_optimizer"] {
+            assert!(parse(&json!({"offload_directory": "/fast", key: "disk"})).is_ok());
+            assert!(refused(&json!({"offload_directory": "/fast", key: true})).contains(key));
+        }
     }
 }

@@ -24,6 +24,16 @@ _STATE_TENSORS: dict[type[Optimizer], Callable[[Mapping[str, Any]], int]] = {
 }
 
 
+def original_class(optimizer: Optimizer) -> type[Optimizer]:
+    """Return the class of an optimizer before ``smp.DistributedOptimizer`` wrapped it.
+
+    Args:
+        optimizer: The distributed optimizer.
+    """
+    original: type[Optimizer] = type(optimizer).__bases__[-1]
+    return original
+
+
 def state_tensors(kind: type[Optimizer], group: Mapping[str, Any]) -> int | None:
     """Return how many tensors of a parameter's size the state has.
 

@@ -1,0 +1,224 @@
+"""Optimizers whose state is in a file: a step brings it to memory in chunks, the next one while one is updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from shardwright.half_precision.masters import model_parameter
+from shardwright.job.runtime import find_runtime
+from shardwright.optimizer.offloading.chunks import Part, chunks_of
+from shardwright.optimizer.offloading.pieces import Pieces, may_be_cut
+from shardwright.optimizer.offloading.refusals import refuse_differentiable
+from shardwright.optimizer.offloading.storage import Pages, StateStorage
+from shardwright.optimizer.sharding.elementwise import is_elementwise, original_class, state_tensors
+
+#: How many tensors of a parameter's size are expected as its state, where the optimizer's class does not say it.
+_EXPECTED_TENSORS = 2
+
+
+class StreamedState(Optimizer):
+    """What ``smp.DistributedOptimizer`` adds to an optimizer with ``"offload_optimizer": "disk"``.
+
+    It stands before the class of the wrapped optimizer, whose step it runs for some of the parameters at a time.
+    """
+
+    _storage: StateStorage | None = None
+
+    def start_streaming(self, storage: StateStorage) -> None:
+        """Keep the state in a file from now on; not for scripts.
+
+        Args:
+            storage: The file.
+        """
+        self._storage = storage
+        masters = getattr(self, "_masters", None)
+        if masters is not None:
+            masters.keeper = storage
+        self._keep_state(self.state)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters, as the wrapped optimizer does.
+
+        Args:
+            closure: Computes gradients; it is called once.
+
+        Returns:
+            The result of the closure.
+
+        Raises:
+            ConfigError: A group has ``differentiable=True``.
+            OffloadError: The disk is full, or cannot be read.
+        """
+        refuse_differentiable(self)
+        # The hooks of the script see one step, with all groups.
+        hooked: Callable[..., Any] = Optimizer.profile_hook_step(_in_chunks)
+        return hooked(self) if closure is None else hooked(self, closure)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state dict, and move its tensors into the file."""
+        super().load_state_dict(state_dict)  # type: ignore[arg-type]
+        self._keep_state(self.state)
+
+    def streamed_bytes(self) -> int:
+        """Return the bytes of the state, and of master weights, that are in the file."""
+        storage, masters = self._storage, getattr(self, "_masters", None)
+        if storage is None:
+            return 0
+        tensors = [
+            value for entry in self.state.values() for value in entry.values() if isinstance(value, torch.Tensor)
+        ]
+        return storage.bytes_of([*tensors, *([] if masters is None else masters.tensors())])
+
+    def _keep_state(self, parameters: Iterable[torch.Tensor]) -> None:
+        storage = self._files()
+        if storage is None:
+            return
+        for parameter in parameters:
+            entry: Any = self.state.get(parameter)
+            if isinstance(entry, dict):
+                tensors = {key: value for key, value in entry.items() if isinstance(value, torch.Tensor)}
+                entry.update((key, storage.keep(value)) for key, value in tensors.items())
+
+    def _files(self) -> StateStorage | None:
+        """Return the file; a copy of the optimizer has none of its own, and finds that of the rank."""
+        if self._storage is None and (runtime := find_runtime()) is not None:
+            self._storage = runtime.find(StateStorage)
+        return self._storage
+
+
+def _in_chunks(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
+    """Run the wrapped optimizer's step, without hooks, for each chunk."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    update, storage = _wrapped_step(optimizer), optimizer._files()
+    with torch.no_grad():
+        if storage is None:
+            update(optimizer)
+        else:
+            _Step(optimizer, storage, update).run()
+    return loss
+
+
+def _wrapped_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    step: Any = original_class(optimizer).step
+    unhooked: Callable[[Optimizer], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return unhooked
+
+
+class _Step:
+    """One step of an optimizer."""
+
+    def __init__(self, optimizer: Any, storage: StateStorage, update: Callable[[Optimizer], Any]) -> None:
+        self._optimizer = optimizer
+        self._storage = storage
+        self._update = update
+        self._is_elementwise = is_elementwise(original_class(optimizer))
+        #: Of parameters that are cut, while they are updated.
+        self._pieces: dict[int, Pieces] = {}
+
+    def run(self) -> None:
+        """Update all parameters: load the next chunk while one is updated, and release it then."""
+        chunks = chunks_of(self._optimizer.param_groups, self._state_bytes, self._may_be_cut)
+        chunk = next(chunks, None)
+        with ThreadPoolExecutor(1, "shardwright-optimizer-state") as ahead:
+            loading: Future[None] | None = None
+            while chunk is not None:
+                _load(self._pages(chunk)) if loading is None else loading.result()
+                following = next(chunks, None)
+                loading = None if following is None else ahead.submit(_load, self._pages(following))
+                self._update_chunk(chunk)
+                for pages in self._pages(chunk):
+                    pages.release()
+                self._forget_pieces(chunk)
+                chunk = following
+
+    def _state_of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._optimizer.state.get(parameter, {})
+        return found
+
+    def _state_bytes(self, group: Mapping[str, Any], parameter: torch.Tensor) -> int:
+        own = parameter.numel() * parameter.element_size()
+        found = [value for value in self._state_of(parameter).values() if isinstance(value, torch.Tensor)]
+        if found:
+            kept = sum(value.numel() * value.element_size() for value in found)
+        else:
+            number = state_tensors(original_class(self._optimizer), group)
+            kept = own * (_EXPECTED_TENSORS if number is None else number)
+        return kept + own * (parameter in self._storage)
+
+    def _may_be_cut(self, parameter: torch.Tensor) -> bool:
+        return (
+            self._is_elementwise
+            and may_be_cut(parameter, self._state_of(parameter))
+            and model_parameter(parameter).is_contiguous()
+        )
+
+    def _pages(self, chunk: list[Part]) -> list[Pages]:
+        """Return what a chunk has in the file; for the first part of a parameter that is cut, keep its state."""
+        found = []
+        for part in chunk:
+            if part.parameter in self._storage:  # a master weight
+                found.append(self._storage.pages_of(part.parameter, part.begin, part.end))
+            if part.end is None:
+                values = [value for value in self._state_of(part.parameter).values() if value in self._storage]
+                found += [self._storage.pages_of(value) for value in values]
+                continue
+            if part.begin == 0 and id(part.parameter) not in self._pieces:
+                state = self._state_of(part.parameter)
+                self._pieces[id(part.parameter)] = Pieces(part.parameter, state, self._storage)
+            found += self._pieces[id(part.parameter)].pages(part)
+        return found
+
+    def _update_chunk(self, chunk: list[Part]) -> None:
+        optimizer = self._optimizer
+        groups, lists = optimizer.param_groups, dict[int, list[torch.Tensor]]()
+        updated = []
+        for part in chunk:
+            tensor = part.parameter
+            if part.end is not None:
+                tensor, state = self._pieces[id(part.parameter)].make(part)
+                if state:
+                    optimizer.state[tensor] = state
+            lists.setdefault(part.group, []).append(tensor)
+            updated.append((part, tensor))
+        try:
+            optimizer.param_groups = [{**groups[number], "params": tensors} for number, tensors in lists.items()]
+            self._update(optimizer)
+        finally:
+            optimizer.param_groups = groups
+            states = [{} if part.end is None else optimizer.state.pop(tensor, {}) for part, tensor in updated]
+        for (part, tensor), state in zip(updated, states, strict=True):
+            if part.end is not None:
+                self._pieces[id(part.parameter)].take(part, tensor, state)
+            _round(optimizer, part, tensor)
+        optimizer._keep_state(part.parameter for part, _ in updated if part.end is None)
+
+    def _forget_pieces(self, chunk: list[Part]) -> None:
+        for part in chunk:
+            if part.end is not None and part.is_last:
+                state = self._pieces.pop(id(part.parameter)).state
+                if state:
+                    self._optimizer.state[part.parameter].update(state)
+
+
+def _load(pages: list[Pages]) -> None:
+    for one in pages:
+        one.load()
+
+
+def _round(optimizer: Any, part: Part, updated: torch.Tensor) -> None:
+    """Round a master weight, which is in memory now, to the parameter of the model."""
+    model = model_parameter(part.parameter)
+    if model.dtype is updated.dtype:
+        return
+    rounded = model.detach()
+    (rounded if part.end is None else rounded.view(-1)[part.begin : part.end]).copy_(updated)
+    if part.is_last:
+        optimizer._masters.has_rounded(part.parameter)
