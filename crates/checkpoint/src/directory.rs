@@ -92,11 +92,17 @@ impl Directory {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                return Err(CheckpointError::Newest { path });
+            }
             Err(error) => return Err(cannot("read", &path)(error)),
         };
-        let tag = text.strip_suffix('\n').unwrap_or(&text);
-        checked_tag(tag)?;
-        Ok(Some(tag.to_owned()))
+        match text.split_once('\n') {
+            Some((tag, _)) if check_tag(tag).is_ok() && text == newest_text(tag) => {
+                Ok(Some(tag.to_owned()))
+            }
+            _ => Err(CheckpointError::Newest { path }),
+        }
     }
 
     /// All that are there, ordered by when they were written; what is not complete comes last.
@@ -158,7 +164,7 @@ impl Directory {
 
     pub(crate) fn set_newest(&self, tag: &str) -> Result<(), CheckpointError> {
         let beside = self.path.join(format!(".{NEWEST}{WRITING}"));
-        write_file(&beside, format!("{tag}\n").as_bytes())?;
+        write_file(&beside, newest_text(tag).as_bytes())?;
         let path = self.path.join(NEWEST);
         fs::rename(&beside, &path).map_err(cannot("write", &path))?;
         sync_folder(&self.path)
@@ -174,6 +180,11 @@ impl Directory {
         sync_folder(&self.path)?;
         remove_folder(&aside)
     }
+}
+
+/// A line with the tag, and one with the hash of it, so that no byte changes unnoticed to that of another tag.
+fn newest_text(tag: &str) -> String {
+    format!("{tag}\n{}\n", blake3::hash(tag.as_bytes()).to_hex())
 }
 
 pub(crate) fn checked_tag(tag: &str) -> Result<(), CheckpointError> {

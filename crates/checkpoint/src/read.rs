@@ -277,18 +277,18 @@ impl Checkpoint {
         }
     }
 
-    fn open_file(&self, number: usize) -> Result<File, CheckpointError> {
+    pub(crate) fn open_file(&self, number: usize) -> Result<File, CheckpointError> {
         let path = self.folder.join(&self.manifest.files[number].name);
         File::open(&path).map_err(cannot("open", &path))
     }
 
     /// Where a chunk lies in its file.
-    fn range(&self, number: usize, chunk: u64) -> Range<u64> {
+    pub(crate) fn range(&self, number: usize, chunk: u64) -> Range<u64> {
         let begin = chunk * CHUNK_BYTES;
         begin..(begin + CHUNK_BYTES).min(self.manifest.files[number].bytes)
     }
 
-    fn read_chunk(
+    pub(crate) fn read_chunk(
         &self,
         file: &File,
         number: usize,
