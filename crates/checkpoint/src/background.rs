@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use crate::directory::Directory;
 use crate::error::CheckpointError;
@@ -132,17 +133,27 @@ impl PartInBackground {
         lock(&self.0.result).is_some()
     }
 
-    /// Waits until it has been written: what [`write_part`] reports. It can be called again.
+    /// Waits until it has been written: what [`write_part`] returned. It can be called again.
     pub fn wait(&self) -> Result<PartReport, Arc<CheckpointError>> {
-        let mut result = lock(&self.0.result);
         loop {
-            if let Some(result) = &*result {
-                self.0.heard.store(true, Ordering::Release);
-                return result.clone();
+            if let Some(result) = self.wait_for(Duration::from_secs(60)) {
+                return result;
             }
-            let waited = self.0.ended.wait(result);
-            result = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Waits for so long at most; `None` if it is not written then.
+    pub fn wait_for(&self, time: Duration) -> Option<Result<PartReport, Arc<CheckpointError>>> {
+        let result = lock(&self.0.result);
+        let waited = self
+            .0
+            .ended
+            .wait_timeout_while(result, time, |result| result.is_none());
+        let (result, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if result.is_some() {
+            self.0.heard.store(true, Ordering::Release);
+        }
+        result.clone()
     }
 }
 
