@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use crate::chunks::lock;
 use crate::directory::Directory;
 use crate::error::CheckpointError;
 use crate::part::{PartReport, PieceView};
@@ -168,10 +169,6 @@ impl Drop for Ends {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A piece whose bytes are in the copy.
 struct Owned {
     name: String,
@@ -200,5 +197,26 @@ impl Owned {
             region: self.region.clone(),
             bytes,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Background;
+
+    #[test]
+    fn memory_is_used_again_the_smallest_that_is_large_enough() {
+        let background = Background::default();
+        let [small, large] = [100, 5000].map(|bytes| background.take(bytes));
+        let (at_small, at_large) = (small.as_ptr(), large.as_ptr());
+        background.lock().free.extend([large, small]);
+        let first = background.take(60);
+        assert_eq!(first.as_ptr(), at_small);
+        let again = background.take(60); // only the large one is left
+        assert_eq!(again.as_ptr(), at_large);
+        assert!(again.is_empty());
+        background.lock().free.push(again);
+        assert!(background.take(6000).capacity() >= 6000);
+        assert!(background.lock().free.is_empty()); // the large one made room
     }
 }

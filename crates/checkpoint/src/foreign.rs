@@ -76,13 +76,18 @@ pub(crate) struct ForeignTensor {
     pub(crate) bytes: Bytes,
 }
 
-/// Refuses the header of a file, the text behind its size, that cannot be true of so many bytes of data.
-pub fn check_header(text: &[u8], data: u64) -> Result<(), ForeignError> {
-    read_header(text, data).map(|_| ())
+/// How many bytes of data a file has by its header, the text behind its size; a header that cannot be true is refused.
+pub fn check_header(text: &[u8]) -> Result<u64, ForeignError> {
+    read_header(text).map(|tensors| data_bytes(&tensors))
 }
 
-/// The tensors of a file by its header, the text behind its size, in the order of their data, of which there are so many bytes.
-pub(crate) fn read_header(text: &[u8], data: u64) -> Result<Vec<ForeignTensor>, ForeignError> {
+/// How many bytes the tensors of a header have.
+pub(crate) fn data_bytes(tensors: &[ForeignTensor]) -> u64 {
+    tensors.last().map_or(0, |last| last.bytes.end)
+}
+
+/// The tensors of a file by its header, the text behind its size, in the order of their data.
+pub(crate) fn read_header(text: &[u8]) -> Result<Vec<ForeignTensor>, ForeignError> {
     if text.first() != Some(&b'{') {
         let problem = "its header does not begin with a brace";
         return Err(ForeignError::Form(problem.to_owned()));
@@ -121,9 +126,6 @@ pub(crate) fn read_header(text: &[u8], data: u64) -> Result<Vec<ForeignTensor>, 
             });
         }
         end = tensor.bytes.end;
-    }
-    if end != data {
-        return Err(ForeignError::Rest { end, found: data });
     }
     Ok(tensors)
 }

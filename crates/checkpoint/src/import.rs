@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use crate::assemble::Description;
 use crate::directory::Directory;
 use crate::error::{CheckpointError, cannot};
-use crate::foreign::{ForeignError, ForeignTensor, MAX_HEADER_BYTES, read_header, read_index};
+use crate::foreign::{
+    ForeignError, ForeignTensor, MAX_HEADER_BYTES, data_bytes, read_header, read_index,
+};
 use crate::full::{CONFIG, CONFIG_KEY, INDEX, MODEL, SINGLE};
 use crate::manifest::{Degrees, Manifest, Piece, Tensor};
 use crate::names::check_file_name;
@@ -197,7 +199,11 @@ fn open_file(path: PathBuf) -> Result<(ForeignFile, Vec<ForeignTensor>), Checkpo
     let mut text = vec![0; bytes as usize];
     file.read_exact_at(&mut text, before)
         .map_err(cannot("read", &path))?;
-    let tensors = read_header(&text, data).map_err(|error| foreign(&path, error))?;
+    let tensors = read_header(&text).map_err(|error| foreign(&path, error))?;
+    let end = data_bytes(&tensors);
+    if end != data {
+        return Err(foreign(&path, ForeignError::Rest { end, found: data }));
+    }
     let file = ForeignFile {
         path,
         file,

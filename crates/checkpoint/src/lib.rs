@@ -44,6 +44,7 @@
 
 mod assemble;
 mod background;
+mod chunks;
 mod compare;
 mod differences;
 mod directory;

@@ -257,6 +257,22 @@ fn a_full_disk_leaves_nothing_of_an_export() {
 }
 
 #[test]
+fn a_folder_of_links_is_imported_as_caches_of_downloads_are() {
+    let scratch = Scratch::new();
+    let checkpoint = save(&scratch, &[flat("model/a", noise(99, 1), 3)], 3);
+    let (out, links) = (scratch.path().join("out"), scratch.path().join("links"));
+    export(&checkpoint, &out, 50);
+    fs::create_dir(&links).unwrap();
+    for name in names(&out) {
+        symlink(out.join(&name), links.join(&name)).unwrap();
+    }
+    assert_eq!(
+        load(&imported(&scratch, &links, 1), "model/a").unwrap(),
+        noise(99, 1)
+    );
+}
+
+#[test]
 fn a_checkpoint_without_a_model_is_refused() {
     let scratch = Scratch::new();
     super::files::save(
