@@ -32,7 +32,9 @@ ROOM = 6
 def _state(nbytes: int) -> ways.State:
     """Random numbers, which nothing on the way can make smaller."""
     torch.manual_seed(0)
-    return {f"layer{number}.weight": torch.randn(TENSOR_BYTES // 4096, 1024) for number in range(nbytes // TENSOR_BYTES)}
+    return {
+        f"layer{number}.weight": torch.randn(TENSOR_BYTES // 4096, 1024) for number in range(nbytes // TENSOR_BYTES)
+    }
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -96,7 +98,9 @@ def _round(number: int, state: ways.State, into: ways.State, folder: Path, measu
         ways.remove(path)
 
 
-def _background(state: ways.State, into: ways.State, memory: CheckpointMemory, folder: Path, measured: Measured) -> None:
+def _background(
+    state: ways.State, into: ways.State, memory: CheckpointMemory, folder: Path, measured: Measured
+) -> None:
     """How long the caller of a save in the background waits, beside one copy."""
 
     def copy() -> None:

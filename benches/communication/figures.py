@@ -32,7 +32,12 @@ class Bar:
         """A figure that could not be taken misses its bar."""
         if figure is None:
             return False
-        met = {">=": figure >= self.limit, ">": figure > self.limit, "<=": figure <= self.limit, "<": figure < self.limit}
+        met = {
+            ">=": figure >= self.limit,
+            ">": figure > self.limit,
+            "<=": figure <= self.limit,
+            "<": figure < self.limit,
+        }
         return met[self.sign]
 
 

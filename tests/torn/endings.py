@@ -51,18 +51,21 @@ def kills(folder: Path, count: int, seed: str, problems: list[str]) -> Counter[s
     """
     first_save(folder)
     outcomes: Counter[str] = Counter()
-    step, save_seconds = 0, 0.05
+    step, seconds = 0, {"begun": 0.05, "written": 0.02}
     for number in range(count):
         chance = random.Random(f"{seed}/kill/{number}")
         tag = chance.choice((same_tag, own_tag))
         ranks = Ranks(folder, step + 1, tag=tag, background=chance.random() < 0.3)
         last = step + 1 + chance.choice((0, 0, 1, 2))
-        ranks.wait_until_begun(step + 1)
+        # Completing takes less time than writing, and has more steps that an end may come between.
+        since = chance.choice(("begun", "written"))
+        ranks.wait_until(since, step + 1)
         begun = time.monotonic()
-        ranks.wait_until_begun(last)
         if last > step + 1:
-            save_seconds = (time.monotonic() - begun) / (last - step - 1)
-        time.sleep(chance.uniform(0.0, 1.2 * save_seconds))
+            ranks.wait_until("complete", step + 1)
+            seconds[since] = time.monotonic() - begun
+            ranks.wait_until(since, last)
+        time.sleep(chance.uniform(0.0, 1.1 * seconds[since]))
         ended = chance.choice(([0], [1], [0, 1]))
         ranks.kill(ended)
         ranks.ended()

@@ -29,10 +29,12 @@ class Told(NamedTuple):
 
     Attributes:
         begun: The last step whose saving began.
+        written: The last step whose parts were all there.
         complete: The last step whose saving ended.
     """
 
     begun: int
+    written: int
     complete: int
 
 
@@ -62,7 +64,7 @@ class Ranks:
         self._mine, theirs = socket.socketpair()
         peers = socket.socketpair()
         #: What has been heard so far; all there is once they have ended.
-        self.told = Told(first - 1, first - 1)
+        self.told = Told(first - 1, first - 1, first - 1)
         self._rest = b""
         self.pids: list[int] = []
         numbers = itertools.count(first) if steps is None else iter(range(first, first + steps))
@@ -84,12 +86,12 @@ class Ranks:
         for one in (theirs, *peers):
             one.close()
 
-    def wait_until_begun(self, step: int) -> None:
-        """Wait until the saving of a step has begun."""
+    def wait_until(self, what: str, step: int) -> None:
+        """Wait until the saving of a step is "begun", "written" or "complete"."""
         end = time.monotonic() + LIMIT_SECONDS
-        while self.told.begun < step:
+        while getattr(self.told, what) < step:
             if not select.select([self._mine], [], [], max(end - time.monotonic(), 0.0))[0] or not self._hear():
-                raise TimeoutError(f"step {step} did not begin")
+                raise TimeoutError(f"step {step} was not {what}")
 
     def _hear(self) -> bool:
         """Take what is there to be heard; whether there was anything before the end."""
@@ -149,6 +151,7 @@ def _save(
             else:
                 answer = _line(peer)
                 if answer:
+                    told.sendall(b"written %d\n" % step)
                     commit(folder, tag(step), step, [report, answer.decode()])
                     told.sendall(b"complete %d\n" % step)
                     peer.sendall(b"complete\n")
