@@ -137,7 +137,7 @@ impl PartInBackground {
     /// Waits until it has been written: what [`write_part`] returned. It can be called again.
     pub fn wait(&self) -> Result<PartReport, Arc<CheckpointError>> {
         loop {
-            if let Some(result) = self.wait_for(Duration::from_secs(60)) {
+            if let Some(result) = self.wait_for(Duration::from_mins(1)) {
                 return result;
             }
         }

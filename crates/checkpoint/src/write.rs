@@ -71,16 +71,16 @@ pub(crate) fn stream_part(
     let layout = lay_out_specs(pieces).map_err(refused(&path))?;
     write_laid_out(&path, name, &layout, |file| {
         let mut hasher = ChunkHasher::default();
-        let mut file = Streamed::new(file, &path, layout.bytes);
+        let mut out = Streamed::new(file, &path, layout.bytes);
         let mut sink = |bytes: &[u8]| {
             hasher.update(bytes);
-            file.write(bytes)
+            out.write(bytes)
         };
         sink(&layout.header)?;
         for &place in &layout.order {
             fill(place, &mut sink)?;
         }
-        file.finish()?;
+        out.finish()?;
         Ok(hasher.finish())
     })
 }

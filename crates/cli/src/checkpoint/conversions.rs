@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use shardwright_checkpoint::{
-    Checkpoint, CheckpointError, Directory, ExportOptions, ForeignModel, Manifest, export_full,
-    reshard as rewrite,
+    Checkpoint, CheckpointError, Directory, ExportOptions, ForeignModel, Manifest, Tensor,
+    export_full, reshard as rewrite,
 };
 use shardwright_timeline::size;
 
@@ -102,7 +102,7 @@ impl Written {
         Self {
             path: folder,
             tensors: tensors.len(),
-            bytes: tensors.iter().map(|tensor| tensor.num_bytes()).sum(),
+            bytes: tensors.iter().map(Tensor::num_bytes).sum(),
             files: manifest
                 .files
                 .iter()
@@ -136,7 +136,7 @@ pub(super) fn export(arguments: &ExportArguments) -> Result<Finished, Checkpoint
     let checkpoint = arguments.from.open()?;
     let model = checkpoint.manifest().tensors.iter();
     let model = model.filter(|tensor| tensor.name.starts_with("model/"));
-    let progress = Progress::new("exporting", model.map(|tensor| tensor.num_bytes()).sum());
+    let progress = Progress::new("exporting", model.map(Tensor::num_bytes).sum());
     let options = ExportOptions {
         max_shard_bytes: arguments.max_shard_size,
         replace: arguments.how.force,
@@ -154,9 +154,9 @@ pub(super) fn export(arguments: &ExportArguments) -> Result<Finished, Checkpoint
     };
     let mut finished = written.finished(arguments.how);
     if !exported.has_config {
-        finished.complaint = "shardwright checkpoint: the checkpoint has no configuration of a transformers model \
-                              (huggingface_config in its user content), so config.json was not written\n"
-            .to_owned();
+        let complaint = "shardwright checkpoint: the checkpoint has no configuration of a transformers model \
+                              (huggingface_config in its user content), so config.json was not written\n";
+        finished.complaint.push_str(complaint);
     }
     Ok(finished)
 }
@@ -165,7 +165,7 @@ pub(super) fn reshard(arguments: &ReshardArguments) -> Result<Finished, Checkpoi
     let checkpoint = arguments.from.open()?;
     let into = Directory::new(&arguments.out);
     let all = checkpoint.manifest().tensors.iter();
-    let progress = Progress::new("resharding", all.map(|tensor| tensor.num_bytes()).sum());
+    let progress = Progress::new("resharding", all.map(Tensor::num_bytes).sum());
     let force = arguments.how.force;
     let done = rewrite(&checkpoint, &into, arguments.ranks, force, &mut |bytes| {
         progress.add(bytes);
