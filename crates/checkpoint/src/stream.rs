@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use crate::directory::write_slices;
+use crate::directory::{EagerFile, write_slices};
 use crate::error::{CheckpointError, cannot};
 use crate::hash::{CHUNK_BYTES, num_chunks};
 use crate::manifest::Tensor;
@@ -134,7 +134,7 @@ impl Source for Verified<'_> {
 
 /// A file whose bytes come one after another.
 pub(crate) struct Streamed<'a> {
-    file: File,
+    file: EagerFile,
     path: &'a Path,
     written: u64,
     wanted: u64,
@@ -144,7 +144,7 @@ impl<'a> Streamed<'a> {
     /// A new file that is to have `wanted` bytes.
     pub(crate) fn new(file: File, path: &'a Path, wanted: u64) -> Self {
         Self {
-            file,
+            file: EagerFile::new(file),
             path,
             written: 0,
             wanted,
@@ -176,7 +176,7 @@ impl<'a> Streamed<'a> {
     pub(crate) fn finish(self) -> Result<(), CheckpointError> {
         debug_assert_eq!(self.written, self.wanted, "all bytes have come");
         self.file
-            .sync_all()
+            .sync()
             .map_err(cannot("write to the disk", self.path))
     }
 }

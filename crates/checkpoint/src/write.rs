@@ -13,8 +13,8 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::assemble::{Description, assemble};
 use crate::directory::{
-    Directory, EntryState, checked_tag, names_in, remove_folder, sync_folder, write_file,
-    write_slices,
+    Directory, EagerFile, EntryState, checked_tag, names_in, remove_folder, sync_folder,
+    write_file, write_slices,
 };
 use crate::error::{CheckpointError, cannot};
 use crate::hash::{ChunkHash, ChunkHasher, hash_chunks};
@@ -135,7 +135,7 @@ fn write_laid_out(
 }
 
 fn write_hashed(
-    mut file: File,
+    file: File,
     path: &Path,
     slices: &[&[u8]],
 ) -> Result<Vec<ChunkHash>, CheckpointError> {
@@ -144,8 +144,9 @@ fn write_hashed(
         let hashing = hashing
             .spawn_scoped(scope, || hash_chunks(slices.iter().copied()))
             .map_err(cannot("start a thread for", path))?;
+        let mut file = EagerFile::new(file);
         write_slices(&mut file, path, slices)?;
-        file.sync_all().map_err(cannot("write to the disk", path))?;
+        file.sync().map_err(cannot("write to the disk", path))?;
         Ok(hashing.join().expect("hashing does not panic"))
     })
 }
