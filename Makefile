@@ -28,7 +28,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all mutants check-concurrency test-rust test-python parity parity-tp parity-memory programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all test-torn mutants check-concurrency test-rust test-python parity parity-tp parity-memory programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ programs: setup ## 5,000 random programs beside plain PyTorch, two at once; ARGS
 
 faults: setup ## every fault in every layout of ranks at every moment: each named, none hangs, the next step exact; ARGS="..." chooses
 	@$(PYTHON) -m tests.faults $(ARGS)
+
+test-torn: setup ## 200 kills and full disks while two ranks save, and damaged files: no checkpoint torn, no damage unnoticed
+	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.torn $(ARGS)
 
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
 	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)
@@ -179,6 +182,9 @@ bench-tp: optimised ## a GPT-2's training step over two tp ranks, beside DTensor
 
 bench-ncf: optimised ## collaborative filtering with divided tables, beside the same batch on both ranks, one process, DDP
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.ncf $(ARGS)
+
+bench-checkpoint: optimised ## save and load 2 GiB beside torch.save, torch.distributed.checkpoint and a plain copy
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.checkpoint $(ARGS)
 
 $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 	@tools/environment.sh $(BENCH_VENV) $<

@@ -23,7 +23,7 @@ UCX_BEST = "ucx_perftest, best"
 
 @dataclass(frozen=True)
 class Bar:
-    """What a figure has to reach: at least, at most, or less than a limit."""
+    """What a figure has to reach: at least or at most a limit, or more or less than it."""
 
     sign: str
     limit: float
@@ -32,7 +32,13 @@ class Bar:
         """A figure that could not be taken misses its bar."""
         if figure is None:
             return False
-        return {">=": figure >= self.limit, "<=": figure <= self.limit, "<": figure < self.limit}[self.sign]
+        met = {
+            ">=": figure >= self.limit,
+            ">": figure > self.limit,
+            "<=": figure <= self.limit,
+            "<": figure < self.limit,
+        }
+        return met[self.sign]
 
 
 BARS = {

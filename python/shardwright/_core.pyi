@@ -17,6 +17,7 @@ __all__ = [
     "ArgumentNotes",
     "BackwardCall",
     "BackwardLink",
+    "CheckpointMemory",
     "CheckpointReader",
     "CheckpointWriter",
     "CommOptions",
@@ -40,6 +41,7 @@ __all__ = [
     "Node",
     "Offload",
     "OffloadedCall",
+    "PartInBackground",
     "Place",
     "Recipe",
     "Rendezvous",
@@ -366,6 +368,21 @@ class BackwardLink:
         """
 
 @final
+class CheckpointMemory:
+    """
+    Host memory for copies of what `CheckpointWriter.write_part_in_background` writes. It grows to what the parts that are
+    written at the same time need, and is used again.
+    """
+    def __new__(cls, /) -> CheckpointMemory:
+        """
+        None is taken yet.
+        """
+    def free(self, /) -> None:
+        """
+        Give up what no part is written from now.
+        """
+
+@final
 class CheckpointReader:
     """
     Reads a complete checkpoint.
@@ -460,6 +477,32 @@ class CheckpointWriter:
         A piece is the tensor's global name, its contiguous elements in host memory, the shape of the whole tensor, and what
         the piece is of it: offset, size, and of that box the first element and the number of a run of them, or None. The
         elements must not change meanwhile. Raises `ShardwrightError`, and leaves no file.
+        """
+    def write_part_in_background(
+        self,
+        /,
+        name: str,
+        pieces: SupportsGetItem[
+            int,
+            tuple[
+                str,
+                Any,
+                SupportsGetItem[int, SupportsIndex],
+                tuple[
+                    SupportsGetItem[int, SupportsIndex],
+                    SupportsGetItem[int, SupportsIndex],
+                    tuple[SupportsIndex, SupportsIndex] | None,
+                ],
+            ],
+        ],
+        memory: CheckpointMemory,
+    ) -> PartInBackground:
+        """
+        Copy the pieces into `memory`, and let a thread do what `write_part` does. The elements can change once this has
+        returned.
+
+        Raises `ShardwrightError` for pieces that make no sense, and if an earlier part out of this memory could not be written
+        and nobody has waited for it.
         """
 
 @final
@@ -1302,6 +1345,22 @@ class OffloadedCall:
         """
         The tensors by number, as capsules of bytes that must not be written to. Waits for those that are not back. Those of
         devices that are not in host memory are None.
+        """
+
+@final
+class PartInBackground:
+    """
+    A part of a checkpoint that a thread writes.
+    """
+    @property
+    def is_done(self, /) -> bool:
+        """
+        Whether it has been written, or could not be.
+        """
+    def wait(self, /) -> str:
+        """
+        Wait until it has been written, while other Python threads run: the report for `commit`. Raises `ShardwrightError` if
+        it could not be. It can be called again.
         """
 
 @final

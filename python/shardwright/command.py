@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +24,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns the exit status: 0 for success, 1 for a finding, 2 for a misuse.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    status, output, complaint = _core.command(given, json.dumps(_facts()), ucx_packages())
+    with _ended_by_interrupts():
+        status, output, complaint = _core.command(given, json.dumps(_facts()), ucx_packages())
     sys.stdout.write(output)
     sys.stderr.write(complaint)
     return status
+
+
+@contextlib.contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: a long copy of files would only see it at its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _facts() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from shardwright._core import CheckpointReader, CheckpointWriter
+from shardwright._core import CheckpointMemory, CheckpointReader, CheckpointWriter, PartInBackground
 from shardwright.errors import ConfigError, ShardwrightError
 
 DTYPES = [
@@ -174,3 +175,46 @@ def test_what_cannot_be_written_or_read_is_refused_by_name(tmp_path: Path) -> No
     with pytest.raises(ShardwrightError, match=r"bytes 0 to \d+ of part-0.safetensors have changed"):
         reader.read([("w", memory, ([0], [8], None))])
     assert len(reader.verify()) == 1
+
+
+def test_a_part_is_written_in_the_background_out_of_a_copy(tmp_path: Path) -> None:
+    """What the tensors held at the call is saved, though they change meanwhile, and the memory serves again."""
+    memory = CheckpointMemory()
+    tensor = torch.zeros(1 << 20)
+    for step in range(3):
+        tensor.fill_(step)
+        writer = CheckpointWriter(tmp_path, f"step{step}")
+        pieces = [("weight", tensor, list(tensor.shape), whole(tensor))]
+        part = writer.write_part_in_background("part-0.safetensors", pieces, memory)
+        tensor.fill_(-1)
+        report = part.wait()
+        assert part.is_done
+        assert part.wait() == report
+        writer.commit(description(), [report])
+        into = torch.empty(1 << 20)
+        CheckpointReader(tmp_path).read([("weight", into, whole(into))])
+        assert torch.equal(into, torch.full_like(into, step))
+    memory.free()
+
+
+def test_a_failure_in_the_background_is_told_by_wait_or_by_the_next_call(tmp_path: Path) -> None:
+    """Not lost, and not told twice."""
+    memory = CheckpointMemory()
+    (tmp_path / "file").write_text("no folder")
+    writer = CheckpointWriter(tmp_path / "file", "t")
+    tensor = torch.zeros(3)
+
+    def write() -> PartInBackground:
+        return writer.write_part_in_background("part", [("weight", tensor, [3], whole(tensor))], memory)
+
+    with pytest.raises(ShardwrightError, match="cannot create"):
+        write().wait()
+    unheard = write()
+    while not unheard.is_done:
+        time.sleep(0.001)
+    with pytest.raises(ShardwrightError, match="an earlier part of a checkpoint could not be written: cannot create"):
+        write()
+    (tmp_path / "file").unlink()
+    assert json.loads(write().wait())["file"]["name"] == "part"
+    with pytest.raises(ShardwrightError, match=r"12 bytes were given for \[0:4\]"):
+        writer.write_part_in_background("part", [("weight", tensor, [4], ([0], [4], None))], memory)

@@ -2,7 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Advice, fadvise};
 
 use crate::error::{CheckpointError, cannot};
 use crate::manifest::Manifest;
@@ -92,11 +95,17 @@ impl Directory {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                return Err(CheckpointError::Newest { path });
+            }
             Err(error) => return Err(cannot("read", &path)(error)),
         };
-        let tag = text.strip_suffix('\n').unwrap_or(&text);
-        checked_tag(tag)?;
-        Ok(Some(tag.to_owned()))
+        match text.split_once('\n') {
+            Some((tag, _)) if check_tag(tag).is_ok() && text == newest_text(tag) => {
+                Ok(Some(tag.to_owned()))
+            }
+            _ => Err(CheckpointError::Newest { path }),
+        }
     }
 
     /// All that are there, ordered by when they were written; what is not complete comes last.
@@ -158,7 +167,7 @@ impl Directory {
 
     pub(crate) fn set_newest(&self, tag: &str) -> Result<(), CheckpointError> {
         let beside = self.path.join(format!(".{NEWEST}{WRITING}"));
-        write_file(&beside, format!("{tag}\n").as_bytes())?;
+        write_file(&beside, newest_text(tag).as_bytes())?;
         let path = self.path.join(NEWEST);
         fs::rename(&beside, &path).map_err(cannot("write", &path))?;
         sync_folder(&self.path)
@@ -174,6 +183,11 @@ impl Directory {
         sync_folder(&self.path)?;
         remove_folder(&aside)
     }
+}
+
+/// A line with the tag, and one with the hash of it, so that no byte changes unnoticed to that of another tag.
+fn newest_text(tag: &str) -> String {
+    format!("{tag}\n{}\n", blake3::hash(tag.as_bytes()).to_hex())
 }
 
 pub(crate) fn checked_tag(tag: &str) -> Result<(), CheckpointError> {
@@ -208,6 +222,53 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointErro
     let mut file = File::create(path).map_err(cannot("create", path))?;
     write_slices(&mut file, path, &[bytes])?;
     file.sync_all().map_err(cannot("write to the disk", path))
+}
+
+/// A file that goes to the disk while it is written. The kernel would begin with that when much memory is full of such data,
+/// or at the end.
+pub(crate) struct EagerFile {
+    file: File,
+    written: u64,
+    begun: u64,
+}
+
+impl EagerFile {
+    /// How much is handed to the disk at once.
+    const STRETCH: u64 = 16 << 20;
+
+    /// A file at its beginning.
+    pub(crate) fn new(file: File) -> Self {
+        Self {
+            file,
+            written: 0,
+            begun: 0,
+        }
+    }
+
+    /// Waits until all is on the disk.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+}
+
+impl Write for EagerFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = (Self::STRETCH - (self.written - self.begun)) as usize;
+        let count = self.file.write(&bytes[..bytes.len().min(room)])?;
+        self.written += count as u64;
+        if self.written - self.begun == Self::STRETCH {
+            // Of data that are not on the disk yet, Linux begins to write those that will not be needed in memory. This is
+            // advice: where it is not taken, the end is only later.
+            let stretch = NonZeroU64::new(Self::STRETCH);
+            fadvise(&self.file, self.begun, stretch, Advice::DontNeed).ok();
+            self.begun = self.written;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// Writes slices one after another, and tells how far it came if it fails.

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::assemble::AssembleError;
+use crate::foreign::ForeignError;
 use crate::manifest::ManifestError;
 use crate::names::NameError;
 use crate::part::PieceError;
@@ -79,6 +81,73 @@ pub enum CheckpointError {
         /// What the file system said.
         source: io::Error,
     },
+    /// It is there already, and is not to be replaced.
+    #[error("{} exists already", path.display())]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A folder that is not replaced, because it holds what would be lost.
+    #[error("{} is not replaced: it holds {found}, which no export has written", path.display())]
+    NotReplaceable {
+        /// The folder.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+    },
+    /// A new checkpoint in the directory of the one that it is made of.
+    #[error("{} is the directory of the checkpoint itself: write the new one into another", path.display())]
+    SameDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// There is nothing to export.
+    #[error("the checkpoint in {} has no tensors under \"model/\"", folder.display())]
+    NoModel {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+    },
+    /// A tensor with a name that the format keeps for itself.
+    #[error("tensor {name:?} has a name that files of tensors cannot hold")]
+    ReservedName {
+        /// The tensor's name.
+        name: String,
+    },
+    /// There is nothing to import.
+    #[error(
+        "{} has neither model.safetensors nor model.safetensors.index.json; other formats, such as pickles, are not read",
+        folder.display()
+    )]
+    NoForeignModel {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A file that others wrote cannot be used.
+    #[error("{}: {source}", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: Box<ForeignError>,
+    },
+    /// `newest` does not name a checkpoint in the form in which it was written.
+    #[error("{} is not as it was written: name a checkpoint by its tag", path.display())]
+    Newest {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No thread can be started.
+    #[error("cannot start a thread that writes: {source}")]
+    NoThread {
+        /// Why not.
+        source: io::Error,
+    },
+    /// A thread that wrote has ended early.
+    #[error("the thread that wrote a part of a checkpoint has panicked")]
+    Panicked,
+    /// A part that was written in the background failed, and nobody waited for it.
+    #[error("an earlier part of a checkpoint could not be written: {0}")]
+    Earlier(Arc<CheckpointError>),
     /// No checkpoint was ever completed here, or `newest` is gone.
     #[error("{} names no newest checkpoint{}", directory.display(), there(.found))]
     NoNewest {

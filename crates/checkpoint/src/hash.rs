@@ -49,22 +49,40 @@ pub(crate) fn num_chunks(bytes: u64) -> u64 {
 
 /// The hashes of all chunks of a file that holds these slices one after another.
 pub fn hash_chunks<'a>(slices: impl IntoIterator<Item = &'a [u8]>) -> Vec<ChunkHash> {
-    let mut chunks = Vec::new();
-    let mut hasher = blake3::Hasher::new();
-    for mut slice in slices {
-        while !slice.is_empty() {
-            let room = (CHUNK_BYTES - hasher.count()) as usize;
-            let (now, later) = slice.split_at(room.min(slice.len()));
-            hasher.update(now);
-            if hasher.count() == CHUNK_BYTES {
-                chunks.push(ChunkHash(hasher.finalize()));
-                hasher.reset();
+    let mut hasher = ChunkHasher::default();
+    for slice in slices {
+        hasher.update(slice);
+    }
+    hasher.finish()
+}
+
+/// Hashes the chunks of a file while its bytes come.
+#[derive(Default)]
+pub(crate) struct ChunkHasher {
+    done: Vec<ChunkHash>,
+    open: blake3::Hasher,
+}
+
+impl ChunkHasher {
+    /// Takes the next bytes.
+    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = (CHUNK_BYTES - self.open.count()) as usize;
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            self.open.update(now);
+            if self.open.count() == CHUNK_BYTES {
+                self.done.push(ChunkHash(self.open.finalize()));
+                self.open.reset();
             }
-            slice = later;
+            bytes = later;
         }
     }
-    if hasher.count() > 0 {
-        chunks.push(ChunkHash(hasher.finalize()));
+
+    /// The hashes, of what is left at the end too.
+    pub(crate) fn finish(mut self) -> Vec<ChunkHash> {
+        if self.open.count() > 0 {
+            self.done.push(ChunkHash(self.open.finalize()));
+        }
+        self.done
     }
-    chunks
 }

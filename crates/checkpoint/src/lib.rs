@@ -43,29 +43,41 @@
 //! ```
 
 mod assemble;
+mod background;
+mod chunks;
 mod compare;
 mod differences;
 mod directory;
 mod error;
+mod foreign;
+mod full;
 mod hash;
+mod import;
 mod manifest;
 mod names;
 mod part;
 mod plan;
 mod read;
+mod recut;
 mod region;
 mod retention;
+mod rewrite;
+mod stream;
 mod write;
 
 #[cfg(test)]
 mod tests;
 
 pub use assemble::{AssembleError, Description, Said, assemble};
+pub use background::{Background, PartInBackground};
 pub use compare::{Unequal, unequal};
 pub use differences::{Difference, TensorKind, differences};
 pub use directory::{Directory, Entry, EntryState};
 pub use error::{CheckpointError, Damage};
+pub use foreign::{ForeignError, check_header};
+pub use full::{CONFIG_KEY, ExportOptions, Exported, export_full};
 pub use hash::{CHUNK_BYTES, ChunkHash, hash_chunks};
+pub use import::ForeignModel;
 pub use manifest::{
     Alias, Bytes, Degrees, FORMAT_VERSION, Manifest, ManifestError, PartFile, Piece, Placement,
     Tensor, item_bytes, seal,
@@ -76,5 +88,6 @@ pub use plan::{PlanError, Read, plan};
 pub use read::{Checkpoint, Touched, Wanted};
 pub use region::{Region, RegionError, Run, num_elements};
 pub use retention::{Complete, superseded};
+pub use rewrite::{Resharded, reshard};
 pub use safetensors::Dtype;
 pub use write::{Committed, abandon, commit, write_part};

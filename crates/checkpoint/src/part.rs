@@ -11,7 +11,7 @@ use crate::manifest::{Bytes, Manifest, PartFile, Piece, Tensor, item_bytes};
 use crate::region::{Region, RegionError, num_elements};
 
 /// What stands before the header in a file of the format: its size.
-const SIZE_BYTES: usize = size_of::<u64>();
+pub(crate) const SIZE_BYTES: usize = size_of::<u64>();
 /// Headers are filled up to this, so that data are aligned.
 const ALIGNMENT: usize = 8;
 
@@ -28,6 +28,27 @@ pub struct PieceView<'a> {
     pub region: Region,
     /// The elements, contiguous.
     pub bytes: &'a [u8],
+}
+
+impl<'a> PieceView<'a> {
+    /// It without its elements.
+    pub(crate) fn spec(&self) -> PieceSpec<'a> {
+        PieceSpec {
+            name: self.name,
+            dtype: self.dtype,
+            shape: self.shape,
+            region: self.region.clone(),
+        }
+    }
+}
+
+/// A part of a tensor without its elements.
+#[derive(Clone, Debug)]
+pub(crate) struct PieceSpec<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: &'a [u64],
+    pub(crate) region: Region,
 }
 
 /// What a rank has written, for the rank that writes the manifest.
@@ -97,8 +118,25 @@ pub(crate) struct PartLayout {
     pub(crate) bytes: u64,
 }
 
-/// Lays out a file: elements with the strictest alignment first, as the format asks, else in the given order.
+/// Lays out a file of pieces that are in memory, each with as many bytes as its region has.
 pub(crate) fn lay_out(pieces: &[PieceView<'_>]) -> Result<PartLayout, PieceError> {
+    let specs: Vec<PieceSpec<'_>> = pieces.iter().map(PieceView::spec).collect();
+    for (piece, spec) in pieces.iter().zip(&specs) {
+        let (given, expected) = (piece.bytes.len() as u64, checked_bytes(spec)?);
+        if given != expected {
+            return Err(PieceError::Size {
+                tensor: piece.name.to_owned(),
+                region: piece.region.clone(),
+                given,
+                expected,
+            });
+        }
+    }
+    lay_out_specs(&specs)
+}
+
+/// Lays out a file: elements with the strictest alignment first, as the format asks, else in the given order.
+pub(crate) fn lay_out_specs(pieces: &[PieceSpec<'_>]) -> Result<PartLayout, PieceError> {
     let mut sizes = Vec::with_capacity(pieces.len());
     for piece in pieces {
         sizes.push(checked_bytes(piece)?);
@@ -158,7 +196,8 @@ pub(crate) fn lay_out(pieces: &[PieceView<'_>]) -> Result<PartLayout, PieceError
     })
 }
 
-fn checked_bytes(piece: &PieceView<'_>) -> Result<u64, PieceError> {
+/// The bytes of a piece that makes sense.
+fn checked_bytes(piece: &PieceSpec<'_>) -> Result<u64, PieceError> {
     let tensor = || piece.name.to_owned();
     let Some(item) = item_bytes(piece.dtype) else {
         return Err(PieceError::Dtype {
@@ -171,20 +210,11 @@ fn checked_bytes(piece: &PieceView<'_>) -> Result<u64, PieceError> {
         source,
     };
     let count = piece.region.check(piece.shape).map_err(refused)?;
-    let given = piece.bytes.len() as u64;
     let all = num_elements(piece.shape).and_then(|all| all.checked_mul(item));
     if all.is_none() {
         return Err(refused(RegionError::TooLarge));
     }
-    if count * item != given {
-        return Err(PieceError::Size {
-            tensor: tensor(),
-            region: piece.region.clone(),
-            given,
-            expected: count * item,
-        });
-    }
-    Ok(given)
+    Ok(count * item)
 }
 
 fn sides(region: &Region) -> Vec<usize> {
@@ -192,7 +222,8 @@ fn sides(region: &Region) -> Vec<usize> {
     shape.map(|side| side as usize).collect()
 }
 
-fn header(infos: Vec<(String, TensorInfo)>) -> Vec<u8> {
+/// All that comes before the data of a file with these tensors, in the order of their data.
+pub(crate) fn header(infos: Vec<(String, TensorInfo)>) -> Vec<u8> {
     // Other readers of the format want to know for which library the tensors are.
     let about = [("format".to_owned(), "pt".to_owned())]
         .into_iter()

@@ -3,13 +3,13 @@
 //! Chunks are read into memory of this process, verified there and used from there: what was verified is what is used,
 //! and a file that is cut or lost meanwhile is an error with its name. Mapped files would end the process instead.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::chunks::{Chunks, Slot, read_chunks};
 use crate::directory::{Directory, names_in, read_manifest};
 use crate::error::{CheckpointError, Damage, cannot};
 use crate::hash::{CHUNK_BYTES, ChunkHash, num_chunks};
@@ -47,15 +47,6 @@ pub struct Touched {
     /// Bytes of these chunks.
     pub bytes: u64,
 }
-
-/// Where a part of a chunk goes.
-struct Slot<'a> {
-    from: usize,
-    into: &'a mut [u8],
-}
-
-/// By file and number of the chunk.
-type Chunks<'a> = BTreeMap<(usize, u64), Vec<Slot<'a>>>;
 
 impl Checkpoint {
     /// Opens a checkpoint of a directory, the newest if no tag is given. All its files are there then, with their sizes,
@@ -129,31 +120,12 @@ impl Checkpoint {
             files: files.len() as u64,
             ..Touched::default()
         };
-        let mut memory = Vec::new();
-        let mut open: Option<(usize, File)> = None;
-        for ((number, chunk), mut slots) in chunks {
-            let file = match open.take() {
-                Some((same, file)) if same == number => file,
-                _ => self.open_file(number)?,
-            };
+        for &(number, chunk) in chunks.keys() {
             let range = self.range(number, chunk);
-            let length = (range.end - range.start) as usize;
-            if let [slot] = &mut slots[..]
-                && slot.into.len() == length
-            {
-                self.read_chunk(&file, number, chunk, slot.into)?;
-            } else {
-                memory.resize(CHUNK_BYTES as usize, 0);
-                self.read_chunk(&file, number, chunk, &mut memory[..length])?;
-                for slot in slots {
-                    let from = slot.from..slot.from + slot.into.len();
-                    slot.into.copy_from_slice(&memory[from]);
-                }
-            }
             touched.chunks += 1;
-            touched.bytes += length as u64;
-            open = Some((number, file));
+            touched.bytes += range.end - range.start;
         }
+        read_chunks(self, chunks)?;
         Ok(touched)
     }
 
@@ -277,18 +249,18 @@ impl Checkpoint {
         }
     }
 
-    fn open_file(&self, number: usize) -> Result<File, CheckpointError> {
+    pub(crate) fn open_file(&self, number: usize) -> Result<File, CheckpointError> {
         let path = self.folder.join(&self.manifest.files[number].name);
         File::open(&path).map_err(cannot("open", &path))
     }
 
     /// Where a chunk lies in its file.
-    fn range(&self, number: usize, chunk: u64) -> Range<u64> {
+    pub(crate) fn range(&self, number: usize, chunk: u64) -> Range<u64> {
         let begin = chunk * CHUNK_BYTES;
         begin..(begin + CHUNK_BYTES).min(self.manifest.files[number].bytes)
     }
 
-    fn read_chunk(
+    pub(crate) fn read_chunk(
         &self,
         file: &File,
         number: usize,

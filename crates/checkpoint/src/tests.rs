@@ -1,7 +1,11 @@
 //! Laws of checkpoints.
 
+mod background;
 mod division;
 mod files;
+mod full;
+mod hostile;
 mod manifests;
 mod plans;
+mod reshards;
 mod torn;

@@ -6,22 +6,25 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::num::NonZeroU32;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::assemble::{Description, assemble};
 use crate::directory::{
-    Directory, EntryState, checked_tag, names_in, remove_folder, sync_folder, write_file,
-    write_slices,
+    Directory, EagerFile, EntryState, checked_tag, names_in, remove_folder, sync_folder,
+    write_file, write_slices,
 };
 use crate::error::{CheckpointError, cannot};
-use crate::hash::{ChunkHash, hash_chunks};
+use crate::hash::{ChunkHash, ChunkHasher, hash_chunks};
 use crate::manifest::{Manifest, PartFile};
 use crate::names::{MANIFEST, check_file_name};
-use crate::part::{PartReport, PieceView, lay_out};
+use crate::part::{
+    PartLayout, PartReport, PieceError, PieceSpec, PieceView, lay_out, lay_out_specs,
+};
 use crate::retention::{Complete, superseded};
+use crate::stream::Streamed;
 
 /// Writes a rank's pieces into its file of a checkpoint that is not complete yet, down to the disk. The bytes are written
 /// from where they are, in one stream, while another thread hashes them.
@@ -35,27 +38,89 @@ pub fn write_part(
     name: &str,
     pieces: &[PieceView<'_>],
 ) -> Result<PartReport, CheckpointError> {
+    let path = path_of(directory, tag, name)?;
+    let layout = lay_out(pieces).map_err(refused(&path))?;
+    let data = layout.order.iter().map(|place| pieces[*place].bytes);
+    let slices: Vec<&[u8]> = std::iter::once(&*layout.header).chain(data).collect();
+    write_laid_out(&path, name, &layout, |file| {
+        write_hashed(file, &path, &slices)
+    })
+}
+
+/// Refuses what [`write_part`] would refuse before it writes.
+pub(crate) fn check_part(
+    directory: &Directory,
+    tag: &str,
+    name: &str,
+    pieces: &[PieceView<'_>],
+) -> Result<(), CheckpointError> {
+    let path = path_of(directory, tag, name)?;
+    lay_out(pieces).map(|_| ()).map_err(refused(&path))
+}
+
+/// Writes a file whose pieces are not all in memory, down to the disk. `fill` hands over the bytes of a piece, which is
+/// given by its place, in any slices; the pieces come in the order of the file.
+pub(crate) fn stream_part(
+    directory: &Directory,
+    tag: &str,
+    name: &str,
+    pieces: &[PieceSpec<'_>],
+    mut fill: impl FnMut(usize, &mut Sink<'_>) -> Result<(), CheckpointError>,
+) -> Result<PartReport, CheckpointError> {
+    let path = path_of(directory, tag, name)?;
+    let layout = lay_out_specs(pieces).map_err(refused(&path))?;
+    write_laid_out(&path, name, &layout, |file| {
+        let mut hasher = ChunkHasher::default();
+        let mut out = Streamed::new(file, &path, layout.bytes);
+        let mut sink = |bytes: &[u8]| {
+            hasher.update(bytes);
+            out.write(bytes)
+        };
+        sink(&layout.header)?;
+        for &place in &layout.order {
+            fill(place, &mut sink)?;
+        }
+        out.finish()?;
+        Ok(hasher.finish())
+    })
+}
+
+/// Takes the next bytes of a file.
+pub(crate) type Sink<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
+
+/// Where a part is while its checkpoint is written.
+fn path_of(directory: &Directory, tag: &str, name: &str) -> Result<PathBuf, CheckpointError> {
     checked_tag(tag)?;
     check_file_name(name).map_err(|source| CheckpointError::Name {
         what: "part",
         name: name.to_owned(),
         source,
     })?;
-    let folder = directory.writing(tag);
-    let path = folder.join(name);
-    let layout = lay_out(pieces).map_err(|source| CheckpointError::Piece {
-        path: path.clone(),
+    Ok(directory.writing(tag).join(name))
+}
+
+fn refused(path: &Path) -> impl FnOnce(PieceError) -> CheckpointError {
+    move |source| CheckpointError::Piece {
+        path: path.to_owned(),
         source: Box::new(source),
-    })?;
-    fs::create_dir_all(&folder).map_err(cannot("create", &folder))?;
-    let file = File::create(&path).map_err(cannot("create", &path))?;
-    let data = layout.order.iter().map(|place| pieces[*place].bytes);
-    let slices: Vec<&[u8]> = std::iter::once(&*layout.header).chain(data).collect();
-    let chunks = write_hashed(file, &path, &slices)
-        .and_then(|chunks| sync_folder(&folder).map(|()| chunks))
+    }
+}
+
+/// Creates the file and lets it be written; nothing is left of it after an error.
+fn write_laid_out(
+    path: &Path,
+    name: &str,
+    layout: &PartLayout,
+    write: impl FnOnce(File) -> Result<Vec<ChunkHash>, CheckpointError>,
+) -> Result<PartReport, CheckpointError> {
+    let folder = path.parent().expect("a part is in a folder");
+    fs::create_dir_all(folder).map_err(cannot("create", folder))?;
+    let file = File::create(path).map_err(cannot("create", path))?;
+    let chunks = write(file)
+        .and_then(|chunks| sync_folder(folder).map(|()| chunks))
         .inspect_err(|_| {
             // It is of no use, and may be what fills the disk. The error that is told is the one that came first.
-            fs::remove_file(&path).ok();
+            fs::remove_file(path).ok();
         })?;
     let file = PartFile {
         name: name.to_owned(),
@@ -65,12 +130,12 @@ pub fn write_part(
     };
     Ok(PartReport {
         file,
-        tensors: layout.tensors,
+        tensors: layout.tensors.clone(),
     })
 }
 
 fn write_hashed(
-    mut file: File,
+    file: File,
     path: &Path,
     slices: &[&[u8]],
 ) -> Result<Vec<ChunkHash>, CheckpointError> {
@@ -79,8 +144,9 @@ fn write_hashed(
         let hashing = hashing
             .spawn_scoped(scope, || hash_chunks(slices.iter().copied()))
             .map_err(cannot("start a thread for", path))?;
+        let mut file = EagerFile::new(file);
         write_slices(&mut file, path, slices)?;
-        file.sync_all().map_err(cannot("write to the disk", path))?;
+        file.sync().map_err(cannot("write to the disk", path))?;
         Ok(hashing.join().expect("hashing does not panic"))
     })
 }

@@ -1,7 +1,8 @@
 //! The `shardwright` command, as a library: the Python package has the entry
 //! point, so one build serves both.
 //!
-//! Nothing here prints: [`run`] returns what is to be written.
+//! Nothing here prints: [`run`] returns what is to be written. Only how far a long command has come is drawn on the terminal
+//! meanwhile, if there is one.
 
 pub mod checkpoint;
 pub mod doctor;
@@ -43,7 +44,7 @@ enum Verb {
     Doctor(DoctorArguments),
     /// Tell how long a step takes under a schedule, and which rank idles when.
     Simulate(simulate::SimulateArguments),
-    /// Look at checkpoints that jobs saved.
+    /// Look at checkpoints that jobs saved, and write them in other forms.
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointVerb),
     /// Look at timelines that smp.trace wrote.

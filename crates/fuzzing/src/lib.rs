@@ -10,6 +10,7 @@
 //! - FZ-5: a message over UCX is believed only if it shows the receiver's key and is of a rank of the job.
 //! - FZ-6: of sealed records only what was sealed is opened, and nothing behind the first that was changed.
 //! - FZ-7: a manifest that is accepted holds each element of each tensor once, and is written and read as the same.
+//! - FZ-8: the header of a file of tensors that is accepted means the same to the format's own library.
 
 mod calls;
 mod connections;
@@ -19,7 +20,7 @@ mod raw;
 mod targets;
 
 pub use connections::{received_parts, records};
-pub use manifests::manifest;
+pub use manifests::{header, manifest};
 pub use messages::message;
 pub use targets::{CONSTANT, PER_BYTE, frame, handshake, message_damaged, stream, table, value};
 
@@ -27,7 +28,7 @@ pub use targets::{CONSTANT, PER_BYTE, frame, handshake, message_damaged, stream,
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("frame", frame),
     ("value", value),
     ("message", message_damaged),
@@ -37,4 +38,5 @@ pub const TARGETS: [Target; 9] = [
     ("parts", received_parts),
     ("records", records),
     ("manifest", manifest),
+    ("header", header),
 ];

@@ -2,10 +2,31 @@
 
 use std::str;
 
-use shardwright_checkpoint::{Manifest, Region, plan, seal};
+use safetensors::SafeTensors;
+use shardwright_checkpoint::{Manifest, Region, check_header, plan, seal};
 
 /// Tensors up to this size are planned, which can need a read for each byte.
 const MOST_PLANNED: u64 = 1 << 16;
+
+/// Files with more data than this are not made.
+const MOST_DATA: u64 = 1 << 16;
+
+/// The header of a file of tensors that somebody has written (FZ-8).
+pub fn header(input: &[u8]) {
+    let Ok(data) = check_header(input) else {
+        return;
+    };
+    if data > MOST_DATA {
+        return;
+    }
+    let mut file = (input.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(input);
+    let all = file.len() + usize::try_from(data).expect("it is small");
+    file.resize(all, 0);
+    let tensors = SafeTensors::deserialize(&file).expect("it was accepted");
+    let found: usize = tensors.iter().map(|(_, view)| view.data().len()).sum();
+    assert_eq!(found as u64, data);
+}
 
 /// A manifest that somebody has written, with its seal: what is accepted holds each element of each tensor once, in files
 /// that have it, and has one form (FZ-7).

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
-use shardwright_checkpoint::{Manifest, seal};
+use shardwright_checkpoint::{Manifest, check_header, seal};
 use shardwright_fuzzing::TARGETS;
 
 #[test]
@@ -35,9 +35,18 @@ proptest! {
     }
 }
 
+fn golden(name: &str) -> Vec<u8> {
+    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    fs::read(corpus.join(name)).expect("the file is kept")
+}
+
 fn golden_manifest() -> Vec<u8> {
-    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    fs::read(file.join("../../fuzz/corpus/manifest/golden-parts")).expect("the file is kept")
+    golden("manifest/golden-parts")
+}
+
+#[test]
+fn the_golden_header_is_accepted() {
+    assert_eq!(check_header(&golden("header/golden-header")), Ok(26));
 }
 
 #[test]
@@ -47,6 +56,18 @@ fn the_golden_manifest_is_accepted() {
 }
 
 proptest! {
+    #[test]
+    fn headers_with_other_bytes_keep_the_laws(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), b' '..=b'}'), 1..4),
+    ) {
+        let mut text = golden("header/golden-header");
+        for (place, byte) in changes {
+            let place = place.index(text.len());
+            text[place] = byte;
+        }
+        shardwright_fuzzing::header(&text);
+    }
+
     #[test]
     fn manifests_with_other_numbers_keep_the_laws(
         changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..5),

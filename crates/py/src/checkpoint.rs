@@ -11,6 +11,7 @@ use shardwright_checkpoint::{
     TensorKind, Touched, Wanted, abandon, commit, differences, write_part,
 };
 
+use crate::checkpoint_background::{CheckpointMemory, PartInBackground};
 use crate::error::{argument_error, checkpoint_error};
 use crate::packing::plain_dtype;
 use crate::raw;
@@ -102,6 +103,45 @@ fn check_apart(memories: &[(String, Memory, Part)]) -> PyResult<()> {
     }
 }
 
+/// A piece as Python gives it: the tensor's name, the elements, the whole tensor's shape, and the part.
+type Given<'py> = (String, Bound<'py, PyAny>, Vec<u64>, Part);
+
+/// A piece whose memory has been looked at.
+struct Looked<'a> {
+    name: &'a str,
+    memory: Memory,
+    shape: &'a [u64],
+    region: Region,
+}
+
+fn given<'a>(pieces: &'a [Given<'_>]) -> PyResult<Vec<Looked<'a>>> {
+    let looked = pieces.iter().map(|(name, tensor, shape, part)| {
+        Ok(Looked {
+            name,
+            memory: Memory::of(name, tensor)?,
+            shape,
+            region: region(part.clone()),
+        })
+    });
+    looked.collect()
+}
+
+fn views<'a>(given: &'a [Looked<'_>]) -> Vec<PieceView<'a>> {
+    let views = given.iter().map(|one| PieceView {
+        name: one.name,
+        dtype: one.memory.dtype,
+        shape: one.shape,
+        region: one.region.clone(),
+        bytes: raw::bytes_of(&one.memory.tensor, one.memory.address, one.memory.nbytes),
+    });
+    views.collect()
+}
+
+/// A report for `commit`.
+pub(crate) fn report_text(report: &PartReport) -> String {
+    serde_json::to_string(report).expect("names and numbers are JSON")
+}
+
 /// Writes a checkpoint: every rank its part, then one rank the manifest.
 #[pyclass(frozen, module = "shardwright._core")]
 pub(crate) struct CheckpointWriter {
@@ -126,29 +166,37 @@ impl CheckpointWriter {
     /// elements must not change meanwhile. Raises `ShardwrightError`, and leaves no file.
     #[pyo3(signature = (name, pieces))]
     #[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
-    fn write_part(
-        &self,
-        py: Python<'_>,
-        name: &str,
-        pieces: Vec<(String, Bound<'_, PyAny>, Vec<u64>, Part)>,
-    ) -> PyResult<String> {
-        let given = pieces.iter().map(|(name, tensor, shape, part)| {
-            let memory = Memory::of(name, tensor)?;
-            Ok((name, memory, shape, region(part.clone())))
-        });
-        let given: Vec<_> = given.collect::<PyResult<_>>()?;
-        let views = given.iter().map(|(name, memory, shape, region)| PieceView {
-            name,
-            dtype: memory.dtype,
-            shape,
-            region: region.clone(),
-            bytes: raw::bytes_of(&memory.tensor, memory.address, memory.nbytes),
-        });
-        let views: Vec<_> = views.collect();
+    fn write_part(&self, py: Python<'_>, name: &str, pieces: Vec<Given<'_>>) -> PyResult<String> {
+        let given = given(&pieces)?;
+        let views = views(&given);
         let report = py
             .detach(|| write_part(&self.directory, &self.tag, name, &views))
             .map_err(|error| checkpoint_error(&error))?;
-        Ok(serde_json::to_string(&report).expect("names and numbers are JSON"))
+        Ok(report_text(&report))
+    }
+
+    /// Copy the pieces into `memory`, and let a thread do what `write_part` does. The elements can change once this has
+    /// returned.
+    ///
+    /// Raises `ShardwrightError` for pieces that make no sense, and if an earlier part out of this memory could not be written
+    /// and nobody has waited for it.
+    #[pyo3(signature = (name, pieces, memory))]
+    #[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
+    fn write_part_in_background(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        pieces: Vec<Given<'_>>,
+        memory: &CheckpointMemory,
+    ) -> PyResult<PartInBackground> {
+        let given = given(&pieces)?;
+        let views = views(&given);
+        py.detach(|| {
+            let background = memory.background();
+            background.write_part(&self.directory, &self.tag, name, &views)
+        })
+        .map(PartInBackground::new)
+        .map_err(|error| checkpoint_error(&error))
     }
 
     /// Complete the checkpoint out of all ranks' reports, in one step, and make it the newest: the tags of older ones that

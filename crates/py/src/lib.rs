@@ -5,6 +5,7 @@ mod answers;
 mod arguments;
 mod calls;
 mod checkpoint;
+mod checkpoint_background;
 mod comm;
 mod command;
 mod config;
@@ -57,6 +58,8 @@ mod _core {
     use crate::alone::AloneRecorder;
     #[pymodule_export]
     use crate::checkpoint::{CheckpointReader, CheckpointWriter};
+    #[pymodule_export]
+    use crate::checkpoint_background::{CheckpointMemory, PartInBackground};
     #[pymodule_export]
     use crate::comm::{PyCommOptions, means};
     #[pymodule_export]

@@ -88,22 +88,28 @@ fn every_change_and_cut_of_the_manifest_is_noticed_when_opened() {
 }
 
 #[test]
-fn every_change_of_newest_is_noticed() {
+fn every_change_and_cut_of_newest_is_noticed_also_where_it_would_name_another() {
     let scratch = Scratch::new();
     let directory = saved(&scratch, 100);
+    // Its name is a bit away from the other one's.
+    save(&directory, "u", &[flat("a", noise(100, 1), 1)], 1, None).unwrap();
     let path = directory.path().join("newest");
     let whole = fs::read(&path).unwrap();
-    assert_eq!(whole, b"t\n");
+    assert_eq!(directory.newest().unwrap().as_deref(), Some("u"));
     for place in 0..whole.len() {
-        for bit in 0..8 {
+        let flips = (0..8).map(|bit| {
             let mut changed = whole.clone();
             changed[place] ^= 1 << bit;
-            fs::write(&path, changed).unwrap();
-            assert!(Checkpoint::open(&directory, None).is_err());
+            changed
+        });
+        for bytes in flips.chain([whole[..place].to_vec()]) {
+            fs::write(&path, bytes).unwrap();
+            match Checkpoint::open(&directory, None) {
+                Err(CheckpointError::Newest { path: named }) => assert_eq!(named, path),
+                other => panic!("byte {place}: {other:?}"),
+            }
         }
     }
-    fs::write(&path, b"").unwrap();
-    assert!(Checkpoint::open(&directory, None).is_err());
 }
 
 #[test]

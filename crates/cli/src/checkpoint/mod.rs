@@ -1,6 +1,8 @@
-//! `shardwright checkpoint`: what checkpoints hold, whether they are whole, and how two differ.
+//! `shardwright checkpoint`: what checkpoints hold, whether they are whole, how two differ, and other forms of them.
 
+mod conversions;
 mod difference;
+mod progress;
 mod tables;
 
 #[cfg(test)]
@@ -13,6 +15,8 @@ use serde::Serialize;
 use shardwright_checkpoint::{Checkpoint, CheckpointError, Directory};
 
 use crate::Finished;
+use conversions::{ExportArguments, ImportArguments, ReshardArguments};
+use progress::Progress;
 
 /// What to do with checkpoints.
 #[derive(Clone, Debug, Subcommand)]
@@ -25,6 +29,12 @@ pub enum CheckpointVerb {
     Verify(VerifyArguments),
     /// Say how two checkpoints differ: their jobs, their tensors, and the elements of these, however they are divided.
     Diff(DiffArguments),
+    /// Write the model's tensors whole, in the layout that `from_pretrained` of `transformers` reads.
+    Export(ExportArguments),
+    /// Write a checkpoint's tensors into as many files as asked, of equal sizes: a new checkpoint with the same contents.
+    Reshard(ReshardArguments),
+    /// Make a checkpoint of a model that others saved as safetensors files.
+    Import(ImportArguments),
 }
 
 /// What `ls` lists.
@@ -99,6 +109,9 @@ pub fn run(verb: &CheckpointVerb) -> Finished {
         CheckpointVerb::Show(arguments) => show(arguments),
         CheckpointVerb::Verify(arguments) => verify(arguments),
         CheckpointVerb::Diff(arguments) => difference(arguments),
+        CheckpointVerb::Export(arguments) => conversions::export(arguments),
+        CheckpointVerb::Reshard(arguments) => conversions::reshard(arguments),
+        CheckpointVerb::Import(arguments) => conversions::import(arguments),
     };
     let damaged = matches!(done, Err(CheckpointError::Damaged { .. }));
     done.unwrap_or_else(|error| Finished {
@@ -138,8 +151,10 @@ fn show(arguments: &ShowArguments) -> Result<Finished, CheckpointError> {
 fn verify(arguments: &VerifyArguments) -> Result<Finished, CheckpointError> {
     let folder = arguments.checkpoint.folder()?;
     let (checkpoint, _) = Checkpoint::inspect(&folder)?;
-    let damages = checkpoint.verify(|_| {})?;
     let files = &checkpoint.manifest().files;
+    let progress = Progress::new("verifying", files.iter().map(|file| file.bytes).sum());
+    let damages = checkpoint.verify(|bytes| progress.add(bytes))?;
+    drop(progress);
     let verified = Verified {
         tag: &checkpoint.manifest().tag,
         files: files.len(),

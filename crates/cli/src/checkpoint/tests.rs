@@ -175,6 +175,54 @@ fn damage_is_a_finding_and_named() {
 }
 
 #[test]
+fn a_checkpoint_is_resharded_exported_and_imported_again() {
+    let scratch = Scratch::new("conversions");
+    scratch.save("a", 10, 2, WEIGHT);
+    scratch.save("b", 20, 1, [9; 8]);
+    let at = |name: &str| {
+        let path = scratch.0.with_extension(name);
+        path.to_str().unwrap().to_owned()
+    };
+    let (others, full, back) = (at("others"), at("full"), at("back"));
+    let run = |words: &[&str]| run(words.iter().copied(), &PythonFacts::default(), None);
+    let resharded = scratch.run("reshard", &["--tag", "a", &others, "--ranks", "3"]);
+    assert_eq!((resharded.status, &*resharded.complaint), (0, ""));
+    assert!(
+        resharded
+            .output
+            .ends_with("2 tensors with 12 B in 3 files\n"),
+        "{}",
+        resharded.output
+    );
+    let here = scratch.folder("a");
+    let diff = run(&["checkpoint", "diff", here.to_str().unwrap(), &others]);
+    assert_eq!(diff.status, 0, "{}", diff.output);
+    let export = ["checkpoint", "export", &others, "--full", &full];
+    let exported = run(&export);
+    assert_eq!(exported.status, 0, "{}", exported.complaint);
+    assert!(exported.complaint.contains("config.json was not written"));
+    let file = fs::read(format!("{full}/model.safetensors")).unwrap();
+    assert!(file.ends_with(&WEIGHT));
+    let again = run(&export);
+    assert_eq!(again.status, 2);
+    assert!(again.complaint.ends_with("exists already\n"));
+    let forced = run(&[
+        &export[..],
+        &["--force", "--json", "--max-shard-size", "1MB"],
+    ]
+    .concat());
+    let forced: Value = serde_json::from_str(&forced.output).unwrap();
+    assert_eq!(forced["files"], json!(["model.safetensors"]));
+    let imported = run(&["checkpoint", "import", &full, &back, "--ranks", "2"]);
+    assert_eq!(imported.status, 0, "{}", imported.complaint);
+    let verified = run(&["checkpoint", "verify", &back, "imported"]);
+    assert!(verified.output.starts_with("checkpoint imported: 2 files"));
+    for path in [others, full, back] {
+        fs::remove_dir_all(path).unwrap();
+    }
+}
+
+#[test]
 fn checkpoints_differ_by_their_elements_and_not_by_how_these_are_divided() {
     let scratch = Scratch::new("diff");
     scratch.save("a", 10, 1, WEIGHT);

@@ -1,0 +1,1 @@
+"""Saving and loading of checkpoints, beside torch's ways and a plain copy."""

@@ -1,0 +1,1 @@
+"""Checkpoints whose writing ends anywhere, and whose files are changed anywhere."""
