@@ -14,8 +14,8 @@ from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
-from shardwright.tensor_parallel.module import DistributedModule, distributed_modules
-from shardwright.tensor_parallel.sharding import Origin, Sharding
+from shardwright.tensor_parallel.module import DistributedModule, distributed_modules, named_shardings
+from shardwright.tensor_parallel.sharding import Sharding
 
 MODEL, OPTIMIZER, MASTERS = "model/", "optimizer/", "half_precision/"
 
@@ -67,6 +67,7 @@ class ModelTensors:
         self._registry = runtime[ShardedParameters]
         self._place = runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks)
         self._modules = list(distributed_modules(model.module, each_once=False))
+        self._shardings = named_shardings(model.module)
         self.aliases: dict[str, str] = {}
         found: dict[int, Named] = {}
         for name, tensor, is_buffer in persistent(model.module):
@@ -102,19 +103,11 @@ class ModelTensors:
             count = shard_of(tensor).shape[0]
             first = self._registry.first_row(tensor)
             return [rows(name, tensor.shape, first, count)]
-        for prefix, module in reversed(self._modules):  # the innermost comes last
-            before = f"{prefix}." if prefix else ""
-            if not name.startswith(before):
-                continue
-            own = name.removeprefix(before)
-            sharding, origins = module.shardings.get(own), _origins(module, own)
-            if sharding is not None or origins:
-                return divided(before if origins else name, tensor.shape, sharding or Sharding(), *self._place, origins)
-        return [whole(name, tensor.shape)]
-
-
-def _origins(module: DistributedModule, name: str) -> tuple[Origin, ...]:
-    return tuple(module.origins.get(name, ()))
+        sharding = self._shardings.get(name)
+        for before, module in self.replaced():
+            if name.startswith(before) and (origins := tuple(module.origins.get(name.removeprefix(before), ()))):
+                return divided(before, tensor.shape, sharding or Sharding(), *self._place, origins)
+        return [whole(name, tensor.shape)] if sharding is None else divided(name, tensor.shape, sharding, *self._place)
 
 
 def persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
