@@ -1,0 +1,58 @@
+"""Checkpoints of jobs: resumed as if nothing had been, complete, and refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.running import PARAMETERS, PIPELINE, SHARDED, case, run
+
+
+@pytest.mark.parametrize(
+    ("ranks", "config"),
+    [(1, {}), (2, PIPELINE), (2, SHARDED), (2, PARAMETERS), (4, {**PIPELINE, **SHARDED})],
+    ids=["alone", "pipeline", "optimizer", "parameters", "pipeline-optimizer"],
+)
+def test_resuming_is_bit_identical(ranks: int, config: dict[str, int], tmp_path: Path) -> None:
+    """With dropout, and batches from every kind of generator; before the first step and after one."""
+    folder = str(tmp_path)
+    run(ranks, case("save_and_go_on", config, folder=folder))
+    run(ranks, *(case("resume", config, folder=folder, late=late) for late in (False, True)))
+
+
+def test_it_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    run(2, case("save_and_go_on", PIPELINE, folder=folder, kind="SGD"))
+    run(3, *(case("resume", SHARDED, folder=folder, kind="SGD", late=late, same=False) for late in (False, True)))
+    run(1, case("resume", folder=folder, kind="SGD", same=False))
+
+
+@pytest.mark.parametrize(("ranks", "config"), [(2, PIPELINE), (3, SHARDED)], ids=["pipeline", "replicas"])
+def test_each_element_is_written_once(ranks: int, config: dict[str, int], tmp_path: Path) -> None:
+    run(ranks, case("each_element_once", config, folder=str(tmp_path)))
+
+
+def test_what_is_no_tensor_comes_back(tmp_path: Path) -> None:
+    cases = [
+        case(name, PIPELINE, folder=str(tmp_path / f"{number}"))
+        for number, name in enumerate(("extra_state", "content", "full"))
+    ]
+    run(2, *cases)
+
+
+def test_what_cannot_work_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    for number, config in enumerate(({}, PIPELINE)):
+        cases = [
+            case(name, config, folder=str(tmp_path / f"{number}-{name}"))
+            for name in ("full_disk", "wrong_calls", "damaged")
+        ]
+        run(2, *cases)
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    run(2, case("another_model", PIPELINE, folder=str(tmp_path)))
+
+
+def test_a_call_by_one_rank_ends(tmp_path: Path) -> None:
+    run(2, case("by_one", PIPELINE, folder=str(tmp_path)))
