@@ -19,12 +19,12 @@ from tests.checkpoint.saving import values
 
 
 @contextmanager
-def no_more_space(rank: int, limit: int = 1000) -> Iterator[None]:
+def no_more_space(rank: int) -> Iterator[None]:
     """On this rank no file can be larger than some bytes, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if smp.rank() == rank:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         yield
     finally:
@@ -63,9 +63,9 @@ def wrong_calls(folder: str) -> None:
     with pytest.raises(smp.CheckpointError, match="newest checkpoint"):
         smp.resume_from_checkpoint(folder)
     smp.save_checkpoint(folder, "a")
-    with pytest.raises(smp.CheckpointError, match='no checkpoint "b"|there is no checkpoint|"b"'):
+    with pytest.raises(smp.CheckpointError, match=r'"b"'):
         smp.resume_from_checkpoint(folder, "b")
-    with pytest.raises(smp.CheckpointError, match="cannot create|Not a directory"):
+    with pytest.raises(smp.CheckpointError, match=r"cannot create .*: Not a directory"):
         smp.save_checkpoint(Path(folder) / "a_partial" / "manifest.json", "c")
     if smp.size() > 1:
         with pytest.raises(smp.CheckpointError, match="ranks gave different values of tag"):
@@ -85,7 +85,7 @@ def wrong_calls(folder: str) -> None:
 
 def by_one(folder: str) -> None:
     """A call on one rank only ends there with what to write."""
-    Training()
+    training = Training()
     if smp.rank() == 0:
         with pytest.raises(smp.ShardwrightError) as raised:
             smp.save_checkpoint(folder, "a")
@@ -94,6 +94,7 @@ def by_one(folder: str) -> None:
     else:
         with pytest.raises(smp.ShardwrightError):
             smp.barrier()
+    assert training.losses == []
 
 
 def another_model(folder: str) -> None:
@@ -146,3 +147,36 @@ def damaged(folder: str) -> None:
         smp.resume_from_checkpoint(folder)
     with pytest.raises((smp.PartialUpdateError, smp.RemoteError), match="loaded in part"):
         training.run(1)
+
+
+def full_disk_in_background(folder: str) -> None:
+    """A save in the background that fails is told by the next call, on all ranks, and leaves what was there."""
+    training = Training()
+    training.run(1)
+    smp.save_checkpoint(folder, "a", user_content=1, asynchronous=True)
+    expected = values(training)
+    training.run(2)
+    for rank in range(smp.size()):
+        smp.save_checkpoint(folder, "a2", user_content=2)
+        with no_more_space(rank):
+            smp.save_checkpoint(folder, "b", asynchronous=True)
+            with pytest.raises(smp.CheckpointError, match=f"the save of 'b' in the background failed on .*rank {rank}"):
+                smp.save_checkpoint(folder, "c")
+        smp.barrier()
+        assert sorted(os.listdir(folder)) == ["a2_partial", "a_partial", "newest"]
+    assert smp.resume_from_checkpoint(folder, "a") == 1
+    found = values(training)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def in_background(folder: str) -> None:
+    """What is saved is what was there at the call, though training goes on; the end of the job waits for it."""
+    training = Training()
+    training.run(1)
+    expected = values(training)
+    smp.save_checkpoint(folder, "a", asynchronous=True)
+    training.run(2)
+    smp.resume_from_checkpoint(folder)
+    found = values(training)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    smp.save_checkpoint(folder, "last", user_content=7, asynchronous=True)

@@ -6,7 +6,6 @@ import json
 import random
 from argparse import Namespace
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,3 +155,11 @@ def full(folder: str, translate: bool = True) -> None:
     assert smp.resume_from_checkpoint(folder, partial=False) == {"a": 1}
     for name, value in training.model.state_dict().items():
         assert torch.equal(value, expected[name]), name
+
+
+def newest_is(folder: str, expected: Any) -> None:
+    """The newest checkpoint loads, and is whole."""
+    training = Training(seed=3)
+    assert smp.resume_from_checkpoint(folder) == expected
+    training.run(1)
+    assert CheckpointReader(folder).verify() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -72,9 +73,10 @@ def test_parts_of_a_divided_weight_make_up_those_that_it_was_made_of(
             fragments = divided("layer.", part.shape, sharding, rank, degree, origins)
             if not cuts:
                 put(found, pieces(part, fragments))
-            borders = [0, *cuts, part.numel()]
-            for start, stop in zip(borders, borders[1:], strict=False) if cuts else ():
-                put(found, pieces(part.reshape(-1)[start:stop], fragments, part.shape, (start, stop)))
+                continue
+            borders = [0, *(cut for cut in cuts if cut < part.numel()), part.numel()]
+            for run in itertools.pairwise(borders):
+                put(found, pieces(part.reshape(-1)[slice(*run)], fragments, part.shape, run))
         assert all(torch.equal(found[f"layer.{name}"], value) for name, value in theirs.items())
 
 

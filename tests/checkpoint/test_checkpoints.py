@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.running import PARAMETERS, PIPELINE, SHARDED, case, run
+from tests.jobs.ranks import run_ranks
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,20 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_call_by_one_rank_ends(tmp_path: Path) -> None:
     run(2, case("by_one", PIPELINE, folder=str(tmp_path)))
+
+
+def test_saving_in_the_background(tmp_path: Path) -> None:
+    folders = [str(tmp_path / name) for name in ("a", "b")]
+    run(
+        2,
+        case("in_background", PIPELINE, folder=folders[0]),
+        case("newest_is", folder=folders[0], expected=7),
+        case("full_disk_in_background", SHARDED, folder=folders[1]),
+    )
+
+
+def test_a_rank_that_is_killed_while_it_saves_leaves_what_was_there(tmp_path: Path) -> None:
+    survivor, killed = run_ranks("-m", "tests.checkpoint.killed", str(tmp_path), ranks=2)
+    assert killed.code == -9
+    assert "told" in survivor.out, survivor.err
+    run(2, case("newest_is", folder=str(tmp_path), expected="before"))

@@ -101,7 +101,7 @@ def test_arrays_and_scalars_of_numpy_come_back(array: Any) -> None:
     assert type(found) is type(array)
     assert found.dtype == array.dtype
     assert found.shape == array.shape
-    assert (found == array).all()
+    assert np.array_equal(found, array)
     if isinstance(array, np.ndarray):
         found.flat[:1] = found.flat[:1]  # it can be written to
 
@@ -109,13 +109,14 @@ def test_arrays_and_scalars_of_numpy_come_back(array: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.complex128, torch.int64])
 def test_tensors_come_back(dtype: torch.dtype) -> None:
     tensor = torch.randn(3, 2).mT.to(dtype)
-    other = nn.Parameter(torch.randn(2), requires_grad=False)
+    other = nn.Parameter(torch.randn(2).to(dtype), requires_grad=False)
     found = through({"a": tensor, "b": [tensor, other], "conjugate": tensor.conj() if dtype.is_complex else tensor})
     assert found["a"] is found["b"][0]
     assert found["a"].dtype == dtype
     assert torch.equal(found["a"], tensor)
     assert torch.equal(found["conjugate"], tensor.conj() if dtype.is_complex else tensor)
     assert type(found["b"][1]) is nn.Parameter
+    assert torch.equal(found["b"][1], other)
     assert not found["b"][1].requires_grad
 
 
@@ -132,7 +133,7 @@ class Name(str):
     pass
 
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024
+Point = namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,9 @@ def test_a_key_that_cannot_be_saved_is_named() -> None:
         through({"a": {Color.RED: 1}})
 
 
-@pytest.mark.parametrize("content", [{"eval": "1"}, {"decode": []}, {"tensor": "x"}, {"dtype": "load"}, {"a": 1, "b": 2}, 0.5])
+@pytest.mark.parametrize(
+    "content", [{"eval": "1"}, {"decode": []}, {"tensor": "x"}, {"dtype": "load"}, {"a": 1, "b": 2}, 0.5]
+)
 def test_what_no_encoder_writes_is_refused(content: Any) -> None:
     with pytest.raises(UnsupportedValueError):
         Decoder({}).decode(content)

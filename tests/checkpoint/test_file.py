@@ -22,7 +22,10 @@ def path_in(folder: Path, name: str = "file") -> str:
 
 
 def test_a_value_comes_back(tmp_path: Path) -> None:
-    value: Any = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(3)}}, "groups": [{"betas": (0.9, 0.1)}]}
+    value: Any = {
+        "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(3)}},
+        "groups": [{"betas": (0.9, 0.1)}],
+    }
     smp.save(value, path_in(tmp_path), partial=False)
     found = smp.load(path_in(tmp_path), partial=False)
     assert found["groups"] == value["groups"]
@@ -66,9 +69,7 @@ class Harmful:
 
 
 @pytest.mark.parametrize("writer", ["zip", "legacy", "pickle"])
-def test_other_pickles_are_refused_and_do_nothing(
-    tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_pickles_are_refused_and_do_nothing(tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARMFUL", str(tmp_path / "made"))
     if writer == "pickle":
         Path(path_in(tmp_path)).write_bytes(pickle.dumps(Harmful()))

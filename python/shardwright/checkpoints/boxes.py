@@ -11,6 +11,8 @@ import torch
 from shardwright.tensor_parallel.sharding import Origin, Sharding
 
 Sides = tuple[int, ...]
+#: Offset and size of a box, and no run of its elements.
+Region = tuple[list[int], list[int], None]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Piece:
     def size(self) -> Sides:
         """The size of the box."""
         return tuple(self.view.shape)
+
+    @property
+    def region(self) -> Region:
+        """What it is of the named tensor, as readers and writers take it."""
+        return list(self.offset), list(self.size), None
 
 
 def whole(name: str, shape: Sequence[int]) -> Fragment:

@@ -124,9 +124,8 @@ class Encoder:
             plain = torch.view_as_real(plain) if plain.dtype is torch.complex128 else plain
             name = self._add(plain.cpu().contiguous(), path)
             self._names[id(value)] = name, value
-        if type(value) is nn.Parameter:
-            return {"Parameter": [name, value.requires_grad]}
-        return {"complex tensor" if value.dtype is torch.complex128 else "tensor": name}
+        found = {"complex tensor" if value.dtype is torch.complex128 else "tensor": name}
+        return {"Parameter": [found, value.requires_grad]} if type(value) is nn.Parameter else found
 
     def _add(self, tensor: torch.Tensor, path: str) -> str:
         name = f"{self._prefix}{path}"
@@ -144,7 +143,8 @@ class Decoder:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Create a decoder of values with these tensors."""
         self._tensors = tensors
-        self._parameters: dict[str, nn.Parameter] = {}
+        #: Those that are made of these.
+        self._made: dict[str, torch.Tensor] = {}
 
     def decode(self, value: Any) -> Any:
         """Return the value that was encoded.
@@ -224,13 +224,15 @@ class Decoder:
         return self._named(content)
 
     def _complex_tensor(self, content: str) -> torch.Tensor:
-        return torch.view_as_complex(self._named(content))
+        if content not in self._made:
+            self._made[content] = torch.view_as_complex(self._named(content))
+        return self._made[content]
 
-    def _Parameter(self, content: list[Any]) -> nn.Parameter:
-        name, requires_grad = content
-        if name not in self._parameters:
-            self._parameters[name] = nn.Parameter(self._named(name), requires_grad)
-        return self._parameters[name]
+    def _Parameter(self, content: list[Any]) -> torch.Tensor:
+        key = json.dumps(content)
+        if key not in self._made:
+            self._made[key] = nn.Parameter(self.decode(content[0]), content[1])
+        return self._made[key]
 
     def _named(self, name: str) -> torch.Tensor:
         if name not in self._tensors:

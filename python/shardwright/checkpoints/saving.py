@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from shardwright._core import CheckpointWriter, __version__
 from shardwright.checkpoints import random_state
+from shardwright.checkpoints.background import BackgroundSave, Given, background
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Encoder
 from shardwright.checkpoints.full import save_full
@@ -57,6 +59,8 @@ def save_checkpoint(
     user_content: Any = None,
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
+    *,
+    asynchronous: bool = False,
 ) -> None:
     """Save a checkpoint: model, optimizer, random number streams and what else the script gives. All ranks call this.
 
@@ -75,6 +79,9 @@ def save_checkpoint(
         translate_if_full: Save a full checkpoint with the names and layouts of weights that the model has in one
             process. False keeps those of distributed modules.
         num_kept_partial_checkpoints: Remove the oldest complete checkpoints so that so many are left; None keeps all.
+        asynchronous: Return once everything is copied to host memory, and write in the background. The next call of
+            this function or ``smp.resume_from_checkpoint`` waits for the end, and raises what went wrong;
+            ``smp.shutdown`` waits too, and logs it.
 
     Raises:
         CheckpointError: It failed on a rank: the user content has a type that is not known, ranks gave different tags,
@@ -84,44 +91,68 @@ def save_checkpoint(
         StallError: Another rank did not call it.
     """
     runtime = outside_steps(_OPERATION)
+    background(runtime).finish(_OPERATION)
     if not partial:
         save_full(runtime, _OPERATION, path, tag, model, user_content, translate=translate_if_full)
         return
     part = _Part()
+    models: list[DistributedModel] = []
 
     def collect() -> str:
         _check(tag, num_kept_partial_checkpoints)
-        _collect(part, runtime, model_of(runtime, model), optimizer, user_content)
-        part.about["request"] = [tag, num_kept_partial_checkpoints]
+        models.append(model_of(runtime, model))
+        _collect(part, runtime, models[0], optimizer, user_content)
+        part.about["request"] = [tag, num_kept_partial_checkpoints, asynchronous]
+        part.about["nonce"] = secrets.token_hex(8)
         return part.told()
 
     told = [json.loads(text) for text in on_all_ranks(_OPERATION, collect)]
-    check_same([one["about"]["request"] for one in told], "tag and num_kept_partial_checkpoints")
+    abouts = [one["about"] for one in told]
+    check_same([one["request"] for one in abouts], "tag, num_kept_partial_checkpoints and asynchronous")
     _check_values(told)
     mine = _assigned(told, runtime.place.rank)
-    writer: list[CheckpointWriter] = []
+    folder = os.path.abspath(path)
 
-    def write() -> str:
-        writer.append(CheckpointWriter(os.path.abspath(path), tag))
-        given = [
-            (each.name, _in_host_memory(each.view), list(each.shape), (list(each.offset), list(each.size), None))
+    def given() -> list[Given]:
+        return [
+            (each.name, _in_host_memory(each.view, asynchronous), list(each.shape), each.region)
             for each in part.pieces
             if _key(each) in mine
         ]
-        return writer[0].write_part(f"part-{runtime.place.rank:05}.safetensors", given)
+
+    description = _description(runtime, models[0], abouts) if runtime.place.rank == 0 else None
+    if asynchronous:
+        copies: list[list[Given]] = []
+        on_all_ranks(_OPERATION, lambda: copies.append(given()))
+        save = BackgroundSave(runtime, folder, tag, abouts[0]["nonce"], copies[0])
+        save.start(description, num_kept_partial_checkpoints)
+        background(runtime).begin(save)
+    else:
+        _write(folder, tag, runtime.place.rank, given, description, num_kept_partial_checkpoints)
+
+
+def _write(
+    folder: str,
+    tag: str,
+    rank: int,
+    given: Callable[[], list[Given]],
+    description: dict[str, Any] | None,
+    keep: int | None,
+) -> None:
+    """Write this rank's part, and complete the checkpoint on rank 0, which has its description."""
+    writer = CheckpointWriter(folder, tag)
 
     def commit() -> None:
-        if runtime.place.rank == 0:
-            description = _description(runtime, model_of(runtime, model), [one["about"] for one in told])
-            writer[0].commit(json.dumps(description), reports, keep=num_kept_partial_checkpoints)
+        if description is not None:
+            writer.commit(json.dumps(description), reports, keep=keep)
 
     try:
-        reports = on_all_ranks(_OPERATION, write)
+        reports = on_all_ranks(_OPERATION, lambda: writer.write_part(f"part-{rank:05}.safetensors", given()))
         on_all_ranks(_OPERATION, commit)
     except CheckpointError:
-        if runtime.place.rank == 0 and writer:
+        if rank == 0:
             with contextlib.suppress(ShardwrightError):  # the error is told that came first
-                writer[0].abandon()
+                writer.abandon()
         raise
 
 
@@ -223,8 +254,10 @@ def _assigned(told: Sequence[Mapping[str, Any]], rank: int) -> set[_Key]:
     return mine
 
 
-def _in_host_memory(view: torch.Tensor) -> torch.Tensor:
-    return view.detach().cpu().contiguous()
+def _in_host_memory(view: torch.Tensor, copied: bool) -> torch.Tensor:
+    """The values of a view, in memory of their own if they have to be a copy."""
+    found = view.detach().cpu().contiguous()
+    return found.clone() if copied and found.data_ptr() == view.data_ptr() else found
 
 
 def _description(runtime: Runtime, model: DistributedModel, abouts: Sequence[dict[str, Any]]) -> dict[str, Any]:

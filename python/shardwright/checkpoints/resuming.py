@@ -13,11 +13,12 @@ import torch
 
 from shardwright._core import CheckpointReader
 from shardwright.checkpoints import random_state
+from shardwright.checkpoints.background import background
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Decoder
 from shardwright.checkpoints.full import load_full
 from shardwright.checkpoints.optimizer_state import OptimizerState
-from shardwright.checkpoints.save import USER, check_same, united
+from shardwright.checkpoints.saving import USER, check_same, united
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER, ModelTensors, Named, extra_states
 from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
 from shardwright.errors import CheckpointError, ShardwrightError
@@ -96,7 +97,7 @@ class Saved:
 
     def _read_batch(self, batch: Sequence[Piece]) -> None:
         taken = [(piece, torch.empty(piece.size, dtype=piece.view.dtype)) for piece in batch if math.prod(piece.size)]
-        self._reader.read([(piece.name, into, (list(piece.offset), list(piece.size), None)) for piece, into in taken])
+        self._reader.read([(piece.name, into, piece.region) for piece, into in taken])
         for piece, values in taken:
             piece.view.copy_(values)
 
@@ -157,6 +158,7 @@ def resume_from_checkpoint(
         StallError: Another rank did not call it.
     """
     runtime = outside_steps(_OPERATION)
+    background(runtime).finish(_OPERATION)
     if not partial:
         if tag is None:
             tag = on_all_ranks(_OPERATION, lambda: _newest(path) if runtime.place.rank == 0 else None)[0]
