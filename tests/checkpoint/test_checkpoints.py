@@ -9,10 +9,13 @@ import pytest
 from tests.checkpoint.running import PARAMETERS, PIPELINE, SHARDED, case, run
 from tests.jobs.ranks import run_ranks
 
+#: In pipelines with several microbatches, sums depend on when messages arrive.
+IN_ORDER = {**PIPELINE, "microbatches": 1}
+
 
 @pytest.mark.parametrize(
     ("ranks", "config"),
-    [(1, {}), (2, PIPELINE), (2, SHARDED), (2, PARAMETERS), (4, {**PIPELINE, **SHARDED})],
+    [(1, {}), (2, IN_ORDER), (2, SHARDED), (2, PARAMETERS), (4, {**IN_ORDER, **SHARDED})],
     ids=["alone", "pipeline", "optimizer", "parameters", "pipeline-optimizer"],
 )
 def test_resuming_is_bit_identical(ranks: int, config: dict[str, int], tmp_path: Path) -> None:

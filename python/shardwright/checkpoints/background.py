@@ -75,9 +75,6 @@ class BackgroundSave:
                 self._commit([self._report_of(rank) for rank in range(self._world)])
         except Exception as error:
             self._errors.append(error)
-        if self._errors and self._rank == 0:
-            with contextlib.suppress(ShardwrightError):  # the error is told that came first
-                self._writer.abandon()
 
     def _tell(self, text: str) -> None:
         path = f"{self._reports}{self._rank}"
@@ -121,8 +118,15 @@ class BackgroundSave:
             on_all_ranks(name, written)
         finally:
             self._others_written.set()
-            self._thread.join()
+            self._end()
         on_all_ranks(name, self._raise)
+
+    def _end(self) -> None:
+        """Wait for the thread; remove what is of no use when no other rank writes any more."""
+        self._thread.join()
+        if self._errors and self._rank == 0:
+            with contextlib.suppress(ShardwrightError):  # the error is told that came first
+                self._writer.abandon()
 
     def _raise(self) -> None:
         if self._errors:
@@ -130,7 +134,7 @@ class BackgroundSave:
 
     def close(self, runtime: Runtime) -> None:
         """Wait for the end without other ranks, when the job ends; say if it failed."""
-        self._thread.join()
+        self._end()
         if self._errors:
             runtime.logger.error("the checkpoint %r was not saved: %s", self.tag, self._errors[0])
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shardwright.checkpoints.file import read_value, write_value
-from shardwright.checkpoints.tensors import MODEL, ModelTensors, persistent
+from shardwright.checkpoints.tensors import MODEL, ModelTensors
 from shardwright.checkpoints.together import model_of, on_all_ranks
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import gathered
@@ -65,7 +65,7 @@ def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedMod
     first = runtime.place.rdp_ranks[0] == runtime.place.rank or runtime.place.shards_parameters
     told = [(piece.name, piece.shape, piece.offset, piece.view.detach().cpu().contiguous()) for piece in held if first]
     every = gathered(operation, told, WORLD, to_first=True)
-    order = gathered(operation, _order(tensors, model), WORLD, to_first=True)
+    order = gathered(operation, (list(tensors.names), tensors.aliases), WORLD, to_first=True)
     whole: dict[str, torch.Tensor] = {}
     for one in every:
         for name, shape, offset, values in one:
@@ -79,12 +79,6 @@ def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedMod
     aliases = {name: of for names, of_rank in order for name, of in of_rank.items()}
     listed = dict.fromkeys(name for names, _ in order for name in names)
     return OrderedDict((name, whole[MODEL + aliases.get(name, name)]) for name in listed)
-
-
-def _order(tensors: ModelTensors, model: DistributedModel) -> tuple[list[str], dict[str, str]]:
-    by_id = {id(named.tensor): named for named in tensors.every}
-    names = [name for _, tensor, _ in persistent(model.module) for name in by_id[id(tensor)].names]
-    return [*dict.fromkeys([*names, *tensors.aliases])], tensors.aliases
 
 
 def load_full(

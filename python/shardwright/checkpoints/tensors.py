@@ -58,6 +58,7 @@ class ModelTensors:
 
     Attributes:
         every: Them, in the model's order.
+        names: All names of tensors of which this rank has, or would have, a part, in that order.
         aliases: Further names of tensors, as tied weights have, and the names of these.
     """
 
@@ -68,10 +69,12 @@ class ModelTensors:
         self._place = runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks)
         self._modules = list(distributed_modules(model.module, each_once=False))
         self._shardings = named_shardings(model.module)
+        self.names: dict[str, None] = {}
         self.aliases: dict[str, str] = {}
         found: dict[int, Named] = {}
         for name, tensor, is_buffer in persistent(model.module):
             fragments = tuple(self._fragments(name, tensor))
+            self.names.update((one.name, None) for one in fragments)
             known = found.get(id(tensor))
             if known is None:
                 found[id(tensor)] = Named(tensor, fragments, is_buffer)
