@@ -68,7 +68,10 @@ class Training:
         self.model = smp.DistributedModel(Odd() if module is None else module)
         options: dict[str, Any] = {"AdamW": {"lr": 1e-2}, "SGD": {"lr": 1e-2, "momentum": 0.9}}[kind]
         made = getattr(torch.optim, kind)(self.model.parameters(), **options)
-        self.optimizer: Any = smp.DistributedOptimizer(made)
+        scaling: dict[str, Any] = {}
+        if smp.state.cfg.fp16:  # with a scale that changes soon; without one, gradients would be subnormal numbers
+            scaling = {"dynamic_loss_scale": True, "init_scale": 2.0**9, "scale_window": 2}
+        self.optimizer: Any = smp.DistributedOptimizer(made, **scaling)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=10)
         self.losses: list[float] = []
 

@@ -37,6 +37,12 @@ def values(training: Training, *, buffers: bool = True) -> dict[str, torch.Tenso
     return found
 
 
+def scale(training: Training) -> Any:
+    """The state of the loss scaler, if there is one."""
+    found = getattr(training.optimizer, "loss_scaler", None)
+    return None if found is None else found.state_dict()
+
+
 def save_and_go_on(folder: str, steps: int = 3, kind: str = "AdamW") -> None:
     """Train, save, and train on; what comes of it is written beside."""
     training = Training(kind)
@@ -45,7 +51,12 @@ def save_and_go_on(folder: str, steps: int = 3, kind: str = "AdamW") -> None:
     smp.save_checkpoint(folder, "a", user_content=training.content())
     training.run(steps)
     smp.save(
-        {"values": values(training), "losses": training.losses, "lr": training.scheduler.get_last_lr()},
+        {
+            "values": values(training),
+            "losses": training.losses,
+            "lr": training.scheduler.get_last_lr(),
+            "scale": scale(training),
+        },
         f"{folder}/after_{smp.rank()}",
         partial=False,
     )
@@ -65,6 +76,7 @@ def resume(folder: str, steps: int = 3, kind: str = "AdamW", late: bool = False,
     expected = smp.load(f"{folder}/after_{smp.rank()}", partial=False)
     assert training.losses[steps:] == expected["losses"][steps:]  # those before are rank 0's
     assert training.scheduler.get_last_lr() == expected["lr"]
+    assert scale(training) == expected["scale"]
     found = values(training)
     assert found.keys() == expected["values"].keys()
     for name, value in expected["values"].items():
@@ -164,3 +176,62 @@ def newest_is(folder: str, expected: Any) -> None:
     assert smp.resume_from_checkpoint(folder) == expected
     training.run(1)
     assert CheckpointReader(folder).verify() == []
+
+
+def masters(folder: str) -> None:
+    """The masters and the scale are those that were saved, and round to the weights."""
+    training = Training(seed=99)
+    smp.resume_from_checkpoint(folder)
+    manifest = json.loads(CheckpointReader(folder).manifest)
+    saved = {one["name"]: one for one in manifest["tensors"] if one["name"].startswith("half_precision/")}
+    assert saved
+    assert all(one["dtype"] == "F32" for one in saved.values())
+    named = {one: name for name, one in training.model.named_parameters()}
+    found = training.optimizer.state_dict()["state"]
+    checked = 0
+    for number, parameter in enumerate(training.optimizer.param_groups[0]["params"]):
+        master = found.get(number, {}).get("master_weight")
+        if master is not None and f"half_precision/{named[parameter]}" in saved:
+            assert torch.equal(master.to(parameter.dtype), parameter), named[parameter]
+            checked += bool(master.numel() and not torch.equal(master, parameter.float()))
+    assert checked > 3
+    training.run(1)
+
+
+def saved_partition(write: bool) -> None:
+    """Ranks have what the file says, though costs say otherwise."""
+    training = Training()
+    if write:
+        for name, rank in (("first", 1), ("layers", 0), ("layers.1", 1), ("last", 1)):
+            smp.set_partition(training.model.module.get_submodule(name), rank)
+    training.run(1)
+    names = {name for name, _ in training.model.local_named_parameters()}
+    assert ("layers.1.0.weight" in names) == (smp.pp_rank() == 1)
+    assert ("layers.0.0.weight" in names) == (smp.pp_rank() == 0)
+    assert ("last.bias" in names) == (smp.pp_rank() == 1)
+    smp.barrier()
+
+
+def full_of_layers(folder: str, model: str) -> None:
+    """Names and values are those of the model that was wrapped; a changed state dict of it is taken back."""
+    from tests.checkpoint.layouts.rank import build
+
+    plain = build(model)
+    with smp.tensor_parallelism():
+        module = build(model)
+    distributed = smp.DistributedModel(module)
+    assert any(each.substitute for each in distributed.tensor_parallelism_report())
+    smp.save_checkpoint(folder, "whole", partial=False)
+    read = smp.load(f"{folder}/whole", partial=False)
+    assert set(read) == set(plain.state_dict())
+    for name, value in plain.state_dict().items():
+        assert torch.equal(read[name], value), name
+    changed = {name: value * 2 for name, value in plain.state_dict().items()}
+    if smp.rank() == 0:
+        torch.save(changed, f"{folder}/theirs.pt")
+    smp.barrier()
+    smp.resume_from_checkpoint(folder, "theirs.pt", partial=False)
+    smp.save_checkpoint(folder, "again", partial=False)
+    again = smp.load(f"{folder}/again", partial=False)
+    for name, value in changed.items():
+        assert torch.equal(again[name], value), name

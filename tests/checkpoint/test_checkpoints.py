@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.running import PARAMETERS, PIPELINE, SHARDED, case, run
+from tests.checkpoint.running import PARAMETERS, PIPELINE, SHARDED, TENSOR, case, run
 from tests.jobs.ranks import run_ranks
 
 #: In pipelines with several microbatches, sums depend on when messages arrive.
@@ -23,6 +23,27 @@ def test_resuming_is_bit_identical(ranks: int, config: dict[str, int], tmp_path:
     folder = str(tmp_path)
     run(ranks, case("save_and_go_on", config, folder=folder))
     run(ranks, *(case("resume", config, folder=folder, late=late) for late in (False, True)))
+
+
+@pytest.mark.parametrize("key", ["fp16", "bf16"])
+def test_masters_and_the_loss_scale_resume(key: str, tmp_path: Path) -> None:
+    """Bit for bit in the layout that saved, and equal under another, where dropout and noise are off."""
+    for number, config in enumerate(({**SHARDED, key: True}, {**IN_ORDER, key: True})):
+        folder = str(tmp_path / f"{number}")
+        run(2, case("save_and_go_on", config, folder=folder))
+        run(2, *(case("resume", config, folder=folder, late=late) for late in (False, True)))
+        run(1, case("masters", {key: True}, folder=folder))
+
+
+def test_a_partition_is_taken_from_a_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "partition.json")
+    run(2, case("saved_partition", {**PIPELINE, "partition_file": path}, write=True))
+    run(2, case("saved_partition", {**PIPELINE, "partition_file": path, "load_partition": True}, write=False))
+
+
+def test_full_checkpoints_of_divided_layers(tmp_path: Path) -> None:
+    """``transformers`` alone reads what divided layers save, and the other way round."""
+    run(2, *(case("full_of_layers", TENSOR, folder=str(tmp_path / name), model=name) for name in ("GPT-2", "T5")))
 
 
 def test_it_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
