@@ -28,7 +28,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all test-torn mutants check-concurrency test-rust test-python parity parity-tp parity-memory programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all test-torn mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ parity-tp: setup ## the same for tensor parallelism, with pipelines and data par
 
 parity-memory: setup ## the same for features that save memory: checkpointing; ARGS="..." chooses cases
 	@$(PYTHON) -m tests.parity_memory $(ARGS)
+
+test-checkpoint: setup ## save under every layout of ranks and go on under every other, held against one process; ARGS="..." chooses pairs
+	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.checkpoint.layouts $(ARGS)
 
 programs: setup ## 5,000 random programs beside plain PyTorch, two at once; ARGS="--count N --start SEED --processes-share X"
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.programs $(ARGS)

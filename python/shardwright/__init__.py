@@ -8,9 +8,11 @@ from shardwright import amp, model, nn, optimizers
 from shardwright._core import __version__
 from shardwright.activation_checkpointing.functions import checkpoint, checkpoint_sequential
 from shardwright.activation_checkpointing.marking import set_activation_checkpointing
+from shardwright.checkpoints import load, resume_from_checkpoint, save, save_checkpoint
 from shardwright.data_parallel.sampler import DistributedSampler
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import (
+    CheckpointError,
     ConfigError,
     DepartureError,
     FrameError,
@@ -88,6 +90,7 @@ __all__ = [
     "TP_GROUP",
     "WORLD",
     "AveragedModel",
+    "CheckpointError",
     "CommGroup",
     "ConfigError",
     "DepartureError",
@@ -136,6 +139,7 @@ __all__ = [
     "is_initialized",
     "is_tracing",
     "keep_float32",
+    "load",
     "local_rank",
     "local_size",
     "memory_report",
@@ -156,6 +160,9 @@ __all__ = [
     "register_type",
     "report",
     "resume_after_failure",
+    "resume_from_checkpoint",
+    "save",
+    "save_checkpoint",
     "send",
     "set_activation_checkpointing",
     "set_partition",

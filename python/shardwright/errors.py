@@ -56,6 +56,13 @@ class PartialUpdateError(ShardwrightError):
     """Weights may have been updated on some ranks only, so no step can run."""
 
 
+class CheckpointError(ShardwrightError):
+    """A checkpoint could not be saved or loaded, on at least one rank; all ranks raise it, with the rank and the cause.
+
+    What was saved before is as it was.
+    """
+
+
 class VerificationError(ShardwrightError):
     """A distributed step computed a different result than one process; see ``raise_on_difference`` of ``smp.verify``.
 

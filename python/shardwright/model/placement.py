@@ -36,6 +36,7 @@ from shardwright.model.sentinel import PLACEHOLDERS, is_sentinel
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.partition.report import announce
+from shardwright.partition.saved import partition_path, write_partition
 from shardwright.scheduling import Scheduling
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
 from shardwright.sharded_data_parallel.units import check_live
@@ -138,7 +139,7 @@ class Placement:
         """
         runtime = self.runtime
         if 0 in runtime.place.tp_ranks:
-            together = current_tensor_group().as_first
+            together, path = current_tensor_group().as_first, partition_path(runtime.place.cfg, self.model_id)
             with in_frame(None):
                 # Before the trace, so that it sees what training will run.
                 prepare(self.module, announce=runtime.place.rank == 0)
@@ -153,6 +154,7 @@ class Placement:
                     together,
                     runtime.progress,
                     alone=len(runtime.place.tp_ranks) == 1,
+                    saved=path if runtime.place.cfg.load_partition else None,
                 )
         channel = f"partition of model {self.model_id}"
         if runtime.place.rank == 0:
@@ -164,6 +166,8 @@ class Placement:
             self._send_to_peers(decision)
             if runtime.place.rank == 0:  # while the others apply it
                 announce(decision)
+                if path is not None and not runtime.place.cfg.load_partition:
+                    write_partition(path, decision)
                 if runtime.place.cfg.skip_tracing:
                     logs.warn_once(_NOT_TRACED)
             with in_frame(None):  # not an operation of the step function

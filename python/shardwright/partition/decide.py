@@ -19,6 +19,7 @@ from shardwright.partition.flows import without_trace
 from shardwright.partition.manual import ManualPlacement, manual_placements
 from shardwright.partition.measure import as_request
 from shardwright.partition.record import Trace
+from shardwright.partition.saved import read_partition
 from shardwright.partition.structure import is_compiled, structural_joins
 from shardwright.partition.trace import choose_device, trace_forward
 from shardwright.partition.tree import ModelTree, has_forward, join_path, tensor_bytes
@@ -37,6 +38,7 @@ def decide(
     progress: Progress | None = None,
     *,
     alone: bool = True,
+    saved: str | None = None,
 ) -> Decision:
     """Trace one call of a model and divide it over the ranks of a pipeline.
 
@@ -46,6 +48,7 @@ def decide(
             ``smp.DistributedModel``.
         together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
         alone: Whether no other rank takes part in the trace. Collectives need values.
+        saved: The path of a saved partition to be taken instead of dividing by cost.
     """
     options = options or {}
     progress = progress or Progress(0)
@@ -63,11 +66,13 @@ def decide(
             trace = trace_by_shapes(module, function, args, kwargs, device=device, **measured)
         trace = trace or trace_forward(module, function, args, kwargs, device=device, together=together, **measured)
     with progress.phase("dividing the model over the ranks"):
-        return divide(module, trace, cfg, num_devices)
+        return divide(module, trace, cfg, num_devices, saved)
 
 
-def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -> Decision:
+def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int, saved: str | None = None) -> Decision:
     """Divide a model that may have been traced; without a trace, only parameters and modules determine the cost.
+
+    A saved partition, of this path, places every module that has parameters.
 
     Raises:
         PartitionError: The model cannot be divided as requested.
@@ -85,7 +90,10 @@ def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -
         *(trace.joins if trace is not None else ()),
         *_buffer_joins(tree, trace, follows),
     )
-    placed = manual_placements(tree, auto=cfg.auto_partition)
+    if saved is not None:
+        placed = [each for each in read_partition(saved, tree, num_devices) if each.path not in follows]
+    else:
+        placed = manual_placements(tree, auto=cfg.auto_partition)
     for place in placed:
         if place.pp_rank >= num_devices:
             raise PartitionError(

@@ -75,6 +75,11 @@ class ShardedParameters:
         self.collectives.finish()
         return gathered[:size]
 
+    def first_row(self, parameter: torch.Tensor) -> int:
+        """Return the first row of a sharded parameter that is in this rank's shard."""
+        size = parameter.shape[0]
+        return min(self.collectives.place * _rows(size, self.collectives.size), size)
+
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Return a copy of this rank's shard of a whole tensor."""
         rows = _rows(whole.shape[0], self.collectives.size)

@@ -12,7 +12,7 @@ from shardwright.errors import ConfigError
 from shardwright.job.runtime import find_runtime
 from shardwright.tensor_parallel.agreement import Agreement, Rule
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
-from shardwright.tensor_parallel.sharding import Sharding
+from shardwright.tensor_parallel.sharding import Origin, Sharding
 
 Initialize = Callable[[torch.Tensor], object]
 
@@ -42,6 +42,8 @@ class DistributedModule(nn.Module):
         shardings: The sharding of each of its own parameters and buffers, by its name in this module; those of
             submodules that are not distributed themselves have dotted names. Tensors that are not listed are the same
             on all ranks and are applied to this rank's own samples only.
+        origins: Of a module that has replaced another whose weights have other names or layouts: what its parameters
+            and buffers were made of, by their names in this module.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class DistributedModule(nn.Module):
         #: For modules inside this one.
         self.placed: Placed = {"group": self.tp_group, "device": device, "dtype": dtype}
         self.shardings: dict[str, Sharding] = {}
+        self.origins: Mapping[str, Sequence[Origin]] = {}
         #: The module's name in the model that ``smp.DistributedModel`` wraps.
         self.name_in_model = ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.sharding import Origin
 
 M = TypeVar("M", bound=type[nn.Module])
 
@@ -25,6 +26,8 @@ ReturnHook = Callable[[Any], Any]
 FromModule = Callable[[nn.Module], InitArguments]
 #: Takes the original, and returns its tensors as whole parameters and buffers of the substitute, by their names there.
 WeightsHook = Callable[[nn.Module], Mapping[str, torch.Tensor]]
+#: Takes the original, and returns of which of its tensors each of the substitute's is made, by the name there.
+OriginsHook = Callable[[nn.Module], Mapping[str, Sequence[Origin]]]
 
 #: The arguments are an attribute of the module, so that copies of it can be replaced too.
 _MADE_WITH = "_smp_made_with"
@@ -42,6 +45,8 @@ class Entry:
         return_hook: Translates the result of ``forward``.
         weights_hook: Returns the original's weights by the substitute's names; None takes those with the same name
             and shape.
+        origins_hook: Returns of which of the original's weights the substitute's are made; None if the names and
+            layouts are the same.
     """
 
     dist_module: type[DistributedModule]
@@ -49,6 +54,7 @@ class Entry:
     forward_hook: CallHook | None = None
     return_hook: ReturnHook | None = None
     weights_hook: WeightsHook | None = None
+    origins_hook: OriginsHook | None = None
 
     @functools.cached_property
     def substitute_class(self) -> type[DistributedModule]:

@@ -11,6 +11,23 @@ from shardwright.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class Origin:
+    """A weight of a replaced module that became a part of a weight of the distributed module in its place.
+
+    Attributes:
+        name: Its name in the module that was replaced.
+        shape: Its shape there.
+        rows: Which of our rows are which of its own, all elements of a row: our first row, its first row, and how many.
+        transposed: Whether the last two dims are exchanged, and our rows are its columns.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: tuple[tuple[int, int, int], ...]
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
 class Sharding:
     """The sharding of a parameter or buffer of a distributed module over tp ranks.
 
@@ -83,6 +100,25 @@ class Sharding:
         sizes = [size // len(parts) for size in self.blocks] or parts[0].shape[self.dim]
         split = [torch.split(part, sizes, self.dim) for part in parts]
         return torch.cat([piece for block in zip(*split, strict=True) for piece in block], self.dim)
+
+    def slices(self, size: int, rank: int, degree: int) -> list[tuple[int, int, int]]:
+        """Return a tp rank's slices of a dim: where each begins in the rank's part and in the whole, and its size.
+
+        Args:
+            size: The size of the whole along the dim.
+            rank: The tp rank.
+            degree: How many there are.
+        """
+        if self.size is not None:
+            rows = -(-self.size // degree)
+            first = min(rank * rows, self.size)
+            return [(0, first, min(rows, self.size - first))]
+        found, own, whole = [], 0, 0
+        for block in self.blocks or (size,):
+            part = block // degree
+            found.append((own, whole + rank * part, part))
+            own, whole = own + part, whole + block
+        return found
 
     def global_shape(self, shape: Sequence[int], degree: int) -> tuple[int, ...]:
         """Return the shape of the whole, given that of a part."""

@@ -78,6 +78,8 @@ class Substitution:
         for name, parameter in self.substitute.named_parameters():
             parameter.requires_grad_(self.trainable.get(name, any_trained))
         self.substitute.train(self.module.training)
+        if self.entry.origins_hook is not None:
+            self.substitute.origins = self.entry.origins_hook(self.module)
         if (mark := mark_of(self.module)) is not None:
             set_mark(self.substitute, mark)
         for hook in self.module._forward_hooks.values():  # a module with other hooks is not replaced

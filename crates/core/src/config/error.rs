@@ -125,6 +125,11 @@ pub enum ConfigError {
         "the configuration key \"fast_mode\" is true, but static_mode is false, without which it does nothing; set \"static_mode\": True too, or leave out \"fast_mode\""
     )]
     FastModeAlone,
+    /// A partition to load, from no file.
+    #[error(
+        "the configuration key \"load_partition\" is true, but there is no \"partition_file\" to load it from; give the path"
+    )]
+    PartitionFileMissing,
     /// A directory for files that nobody writes.
     #[error(
         "the configuration key \"offload_directory\" has an effect only with \"offload_activations\" or \

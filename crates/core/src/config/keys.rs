@@ -9,7 +9,6 @@ const FLAG: ValueKind = ValueKind::Boolean;
 /// Degrees and numbers of microbatches travel as 32-bit indices.
 const POSITIVE: ValueKind = ValueKind::Integer(1, u32::MAX as u64);
 
-const NO_SAVED_PARTITION: &str = "loading a saved partition is not built yet";
 const TENSORFLOW_ONLY: &str = "it is a TensorFlow-only key and this library is for PyTorch";
 
 const fn common(
@@ -79,8 +78,8 @@ pub const KEYS: &[ConfigKey] = &[
     torch("static_mode", FLAG, Boolean(false), "", "steps do alike: once a module on another rank has given results of the same structure, shapes and dtypes for static_steps steps, its caller goes on without waiting for them"),
     torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: results go to the rank that uses them next directly, and not by way of the caller, also where tensor_handles is false"),
     torch("checkpoint_attentions", FLAG, Boolean(true), "", "compute attention scores of distributed transformer layers again in the backward pass, where no fused kernel does so already"),
-    torch("load_partition", FLAG, Boolean(false), "", "take the partition from partition_file").not_built(NO_SAVED_PARTITION),
-    torch("partition_file", Text, Nothing, "path", "where a partition is saved").not_built(NO_SAVED_PARTITION),
+    torch("load_partition", FLAG, Boolean(false), "", "divide the model as partition_file says, and not by cost; false: write that file when the model is divided"),
+    torch("partition_file", Text, Nothing, "path", "a file with the pp_rank of each module, which rank 0 reads or writes; for a further model of the job its number is added, as in `.1`"),
     torch("overlapping_allreduce", FLAG, Nothing, "", "false: no DistributedModel overlaps its all-reduce with backward; else its own argument decides"),
     torch("_match_weights", FLAG, Boolean(false), "", "either value: distributed modules always start from the weights of the modules that they replace"),
     torch("_fp32_grad_accumulation", FLAG, Boolean(false), "", "for tests: with fp16 or bf16, gradients of half-precision parameters are float32, so they are summed over microbatches and replicas in float32"),

@@ -162,6 +162,9 @@ impl Config {
         if is_on("fast_mode") && !is_on("static_mode") {
             return Err(ConfigError::FastModeAlone);
         }
+        if is_on("load_partition") && values.get("partition_file").is_none_or(Value::is_null) {
+            return Err(ConfigError::PartitionFileMissing);
+        }
         if is_on("encrypt") && values.get("transport") == Some(&json!("ucx")) {
             return Err(ConfigError::EncryptedUcx);
         }

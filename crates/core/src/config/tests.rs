@@ -143,10 +143,6 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
         ),
         (json!({"horovod": true}), "TensorFlow-only"),
         (
-            json!({"partition_file": "partition.json"}),
-            "loading a saved partition is not built yet",
-        ),
-        (
             json!({"transport": "mpi"}),
             "allowed: \"auto\" or \"tcp\" or \"ucx\" or \"shared_memory\"",
         ),
@@ -157,6 +153,14 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
         let text = refused(&given);
         assert!(text.contains(expected), "{text}\n{expected}");
     }
+}
+
+#[test]
+fn a_partition_is_loaded_from_a_file() {
+    let both = json!({"load_partition": true, "partition_file": "partition.json"});
+    assert!(parse(&both).is_ok());
+    assert!(parse(&json!({"partition_file": "partition.json"})).is_ok());
+    assert!(refused(&json!({"load_partition": true})).contains("no \"partition_file\""));
 }
 
 #[test]

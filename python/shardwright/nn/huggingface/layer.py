@@ -20,6 +20,7 @@ from shardwright.nn.huggingface.weights import Table
 from shardwright.nn.transformer import DistributedTransformerLayer
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.registry import Entry, InitArguments
+from shardwright.tensor_parallel.sharding import Origin
 
 #: For models whose positions are not limited by a table.
 ANY_LENGTH = 1 << 31
@@ -242,12 +243,19 @@ class Replaced:
             forward_hook=named,
             return_hook=_with_nothing if not self.returns_all and returns_tuple(cls) else None,
             weights_hook=self.weights_of,
+            origins_hook=self.origins_of,
         )
 
     def weights_of(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """The original's weights by the names of the distributed module."""
-        table = self.table if isinstance(self.table, Table) else self.table(module)
-        return table.weights_of(module, self.heads(module))
+        return self._table_of(module).weights_of(module, self.heads(module))
+
+    def origins_of(self, module: nn.Module) -> dict[str, tuple[Origin, ...]]:
+        """Of which of the original's weights each of the distributed module's is made."""
+        return self._table_of(module).origins_of(module, self.heads(module))
+
+    def _table_of(self, module: nn.Module) -> Table:
+        return self.table if isinstance(self.table, Table) else self.table(module)
 
 
 def _with_nothing(hidden: torch.Tensor) -> tuple[torch.Tensor, None]:

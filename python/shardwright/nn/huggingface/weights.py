@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.tensor_parallel.sharding import Origin
 
 State = Mapping[str, torch.Tensor]
 
@@ -51,6 +53,21 @@ class Weight:
             sizes = [of_query, (rows - of_query) // 2, (rows - of_query) // 2]
         return [part.mT.contiguous() if self.transposed else part.clone() for part in torch.split(tensor, sizes)]
 
+    def origins(self, shapes: Sequence[tuple[int, ...]], heads: int) -> tuple[Origin, ...]:
+        """Which rows of ours are which of theirs, given the shapes of theirs."""
+        found, first = [], 0
+        for name, shape in zip(self.theirs, shapes, strict=True):
+            transposed = self.transposed and len(shape) > 1
+            count = shape[-1] if transposed else shape[0]
+            rows = [(first, 0, count)]
+            if self.by_head:
+                size = count // (3 * heads)
+                places = itertools.product(range(3), range(heads))
+                rows = [((part * heads + head) * size, (head * 3 + part) * size, size) for part, head in places]
+            found.append(Origin(name, shape, tuple(rows), transposed))
+            first += count
+        return tuple(found)
+
     def _regrouped(self, tensor: torch.Tensor, first: int, second: int, heads: int | None) -> torch.Tensor:
         if heads is None:
             raise ConfigError(
@@ -88,6 +105,15 @@ class Table:
         if unknown:
             raise ConfigError(f"it has a {unknown[0]!r}, which has no place in a distributed module")
         return found
+
+    def origins_of(self, module: nn.Module, heads: int) -> dict[str, tuple[Origin, ...]]:
+        """Of which of a module's weights each of the distributed one's is made."""
+        shapes = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+        return {
+            weight.ours: weight.origins([shapes[name] for name in weight.theirs], heads)
+            for weight in self.weights
+            if weight.theirs[0] in shapes
+        }
 
     def to_distributed(self, state_dict: State, num_attention_heads: int | None = None) -> dict[str, torch.Tensor]:
         """A state dict of a whole model, with the weights of all layers as the distributed ones have them.

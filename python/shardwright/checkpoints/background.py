@@ -1,0 +1,170 @@
+"""Saves that go on while training does: each rank writes in a thread, and that of rank 0 completes the checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from shardwright._core import CheckpointWriter
+from shardwright.checkpoints.boxes import Region
+from shardwright.checkpoints.together import on_all_ranks
+from shardwright.errors import ShardwrightError
+from shardwright.job.runtime import Runtime
+
+_POLL_SECONDS = 0.02
+
+#: A name, values in host memory, the shape of the whole tensor, and what the values are of it.
+Given = tuple[str, torch.Tensor, list[int], Region]
+
+
+class BackgroundSave:
+    """A save that goes on in the background.
+
+    Ranks tell rank 0 by files beside their parts what they have written, since messages between ranks are the script's.
+    """
+
+    def __init__(self, runtime: Runtime, path: str, tag: str, nonce: str, given: Sequence[Given]) -> None:
+        """Begin to write values, which nobody changes.
+
+        Args:
+            runtime: The rank.
+            path: The directory of checkpoints.
+            tag: The checkpoint.
+            nonce: What tells this save from others of the same tag; the same on all ranks.
+            given: The values.
+        """
+        self.tag = tag
+        self._rank, self._world = runtime.place.rank, runtime.place.launch.world_size
+        self._patience: float = runtime.place.cfg.stall_timeout_seconds
+        self._writer = CheckpointWriter(path, tag)
+        self._reports = os.path.join(path, f".{tag}_partial.writing", f"report-{nonce}-")
+        self._given: Sequence[Given] = given
+        self._commit: Callable[[list[str]], object] | None = None
+        self._written = threading.Event()
+        self._others_written = threading.Event()
+        self._errors: list[Exception] = []
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+
+    def start(self, description: dict[str, Any] | None, keep: int | None) -> None:
+        """Start the thread; on rank 0 with what the manifest says besides tensors."""
+        if description is not None:
+            text = json.dumps(description)
+            self._commit = lambda reports: self._writer.commit(text, reports, keep=keep)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            try:
+                report = self._writer.write_part(f"part-{self._rank:05}.safetensors", self._given)
+                self._tell(json.dumps({"report": report}))
+            except Exception as error:
+                with contextlib.suppress(OSError):  # a full disk may not take this either
+                    self._tell(json.dumps({"error": str(error)}))
+                raise
+            finally:
+                self._given = ()
+                self._written.set()
+            if self._commit is not None:
+                self._commit([self._report_of(rank) for rank in range(self._world)])
+        except Exception as error:
+            self._errors.append(error)
+
+    def _tell(self, text: str) -> None:
+        path = f"{self._reports}{self._rank}"
+        with open(f"{path}.writing", "w") as file:
+            file.write(text)
+        os.replace(f"{path}.writing", path)
+
+    def _report_of(self, rank: int) -> str:
+        """Wait for what a rank tells of its part."""
+        path = f"{self._reports}{rank}"
+        deadline = time.monotonic() + self._patience
+        while True:
+            were_written = self._others_written.is_set()
+            if os.path.exists(path):
+                with open(path) as file:
+                    told = json.load(file)
+                if "error" in told:
+                    raise ShardwrightError(f"rank {rank} could not write its part: {told['error']}")
+                return str(told["report"])
+            if were_written:
+                raise ShardwrightError(f"the part of rank {rank} is not in this directory: all ranks need the same one")
+            if time.monotonic() > deadline:
+                raise ShardwrightError(f"rank {rank} did not write its part within {self._patience} s")
+            time.sleep(_POLL_SECONDS)
+
+    def finish(self, operation: str) -> None:
+        """Wait for the end; all ranks call this.
+
+        Raises:
+            CheckpointError: It failed on a rank.
+        """
+        name = f"{operation}: the save of {self.tag!r} in the background"
+
+        def written() -> None:
+            self._written.wait()
+            if self._commit is None:
+                self._thread.join()
+                self._raise()
+
+        try:
+            on_all_ranks(name, written)
+        finally:
+            self._others_written.set()
+            self._end()
+        on_all_ranks(name, self._raise)
+
+    def _end(self) -> None:
+        """Wait for the thread; remove what is of no use when no other rank writes any more."""
+        self._thread.join()
+        if self._errors and self._rank == 0:
+            with contextlib.suppress(ShardwrightError):  # the error is told that came first
+                self._writer.abandon()
+
+    def _raise(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
+    def close(self, runtime: Runtime) -> None:
+        """Wait for the end without other ranks, when the job ends; say if it failed."""
+        self._end()
+        if self._errors:
+            runtime.logger.error("the checkpoint %r was not saved: %s", self.tag, self._errors[0])
+
+
+class Background:
+    """The save that a rank has in the background, if it has one."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Begin without one."""
+        self._runtime = runtime
+        self._save: BackgroundSave | None = None
+        runtime.installed.callback(self._close)
+
+    def begin(self, save: BackgroundSave) -> None:
+        """Keep a save that was started."""
+        self._save = save
+
+    def finish(self, operation: str) -> None:
+        """Wait for the end of the save; all ranks call this. Raises what it raised."""
+        save, self._save = self._save, None
+        if save is not None:
+            save.finish(operation)
+
+    def _close(self) -> None:
+        if self._save is not None:
+            self._save.close(self._runtime)
+            self._save = None
+
+
+def background(runtime: Runtime) -> Background:
+    """Return what a rank has in the background."""
+    found = runtime.find(Background)
+    return runtime.add(Background(runtime)) if found is None else found

@@ -1,0 +1,175 @@
+"""A value in one file: the format of safetensors, with the value as JSON in its header. No pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shardwright.checkpoints.codec import Decoder, Encoder
+from shardwright.errors import CheckpointError
+
+#: In the header, the value.
+_CONTENT = "shardwright"
+_MAX_HEADER_BYTES = 100_000_000
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+#: How files of ``torch.save`` begin: a zip archive, or a pickle in older versions.
+_ZIP, _PICKLE = b"PK", b"\x80"
+
+
+def write_value(path: str, value: Any) -> None:
+    """Write a value, so that the file is there whole or as it was before.
+
+    Raises:
+        UnsupportedValueError: It contains something of a type that is not known.
+        CheckpointError: The file system refuses.
+    """
+    encoder = Encoder()
+    if _is_state_dict(value):  # other readers of the format find the names
+        items = [[key, encoder.encode(item, key)] for key, item in value.items()]
+        content: Any = {type(value).__name__: items}
+    else:
+        content = encoder.encode(value, "value")
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", _CONTENT: json.dumps(content)}}
+    begin = 0
+    # The strictest alignment first, as the format asks.
+    tensors = sorted(encoder.tensors.items(), key=lambda item: -item[1].element_size())
+    for name, tensor in tensors:
+        if tensor.dtype not in _NAMES:
+            raise CheckpointError(f"{name} has dtype {tensor.dtype}, which files of safetensors cannot hold")
+        end = begin + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        descriptor, beside = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
+                file.write(len(text).to_bytes(8, "little") + text)
+                for _, tensor in tensors:
+                    if tensor.numel():
+                        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path!r}: {error.strerror}") from error
+
+
+def read_value(path: str) -> Any:
+    """Read a value that :func:`write_value` wrote, tensors of a file of safetensors, or what ``torch.save`` wrote.
+
+    Raises:
+        CheckpointError: The file cannot be read, is damaged, or is a pickle of more than tensors and plain values.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+            if start.startswith((_ZIP, _PICKLE)) and not _is_header_size(start, path):
+                return _torch_file(path)
+            size = int.from_bytes(start, "little")
+            total = os.fstat(file.fileno()).st_size
+            if len(start) < 8 or size > min(_MAX_HEADER_BYTES, total - 8):
+                raise CheckpointError(f"{path!r} is no file of smp.save, of safetensors or of torch.save")
+            header = _parsed(file.read(size), path)
+            metadata = header.pop("__metadata__", {})
+            tensors = {}
+            for name, about in header.items():
+                begin, end = about["data_offsets"]
+                dtype, shape = _DTYPES[about["dtype"]], about["shape"]
+                tensor = torch.empty(shape, dtype=dtype)
+                if end - begin != tensor.nbytes or not 0 <= begin <= end <= total - 8 - size:
+                    raise CheckpointError(f"{path!r} is damaged: tensor {name!r} is not where its header says")
+                if end > begin:
+                    file.seek(8 + size + begin)
+                    memory = tensor.view(-1).view(torch.uint8).numpy()
+                    if file.readinto(memory.data) != end - begin:
+                        raise CheckpointError(f"{path!r} is damaged: it ends in tensor {name!r}")
+                tensors[name] = tensor
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path!r}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path!r} is damaged: its header makes no sense ({error})") from error
+    if _CONTENT not in metadata:
+        return tensors
+    return Decoder(tensors).decode(json.loads(metadata[_CONTENT]))
+
+
+def _is_state_dict(value: Any) -> bool:
+    return type(value) in (dict, OrderedDict) and all(
+        type(key) is str and key != "__metadata__" and type(item) is torch.Tensor for key, item in value.items()
+    )
+
+
+def _is_header_size(start: bytes, path: str) -> bool:
+    return int.from_bytes(start, "little") <= min(_MAX_HEADER_BYTES, os.path.getsize(path) - 8)
+
+
+def _parsed(text: bytes, path: str) -> dict[str, Any]:
+    header = json.loads(text)
+    if not isinstance(header, Mapping):
+        raise CheckpointError(f"{path!r} is damaged: its header is no table of tensors")
+    return dict(header)
+
+
+def _torch_file(path: str) -> Any:
+    """Read what ``torch.save`` wrote, without running code that is in it."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path!r} is a pickle of more than tensors and plain values. Reading it would run the code in it, so it "
+            "is refused. If you trust whoever wrote it, load it by torch.load(..., weights_only=False) in a process of "
+            f"its own, and save its tensors by smp.save. What torch says: {str(error).splitlines()[0]}"
+        ) from None
+    except (RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{path!r} is damaged: {str(error).splitlines()[0]}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def to_device(value: Any, device: Any) -> Any:
+    """Return a value that was read, with its tensors on a device; other objects stay the same."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(to_device(item, device) for item in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, to_device(item, device)) for key, item in value.items())
+    return value

@@ -1,0 +1,150 @@
+"""Full checkpoints: the whole model in one file."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shardwright.checkpoints.file import read_value, write_value
+from shardwright.checkpoints.tensors import MODEL, ModelTensors
+from shardwright.checkpoints.together import model_of, on_all_ranks
+from shardwright.errors import ShardwrightError
+from shardwright.job.objects import gathered
+from shardwright.job.ranks import WORLD
+from shardwright.job.runtime import Runtime
+from shardwright.model import DistributedModel
+from shardwright.model.state_dict import PARTIAL_KEY
+
+State = Mapping[str, Any]
+
+
+def save_full(
+    runtime: Runtime, operation: str, path: Any, tag: Any, given: Any, user_content: Any, *, translate: bool
+) -> None:
+    """Save the whole model's state dict in the file ``path/tag``, on rank 0. All ranks call this."""
+
+    found: list[DistributedModel] = []
+
+    def find() -> None:
+        _check_name(tag)
+        found.append(model_of(runtime, given))
+
+    on_all_ranks(operation, find)
+    (model,) = found
+    state = whole_in_one_process(runtime, operation, model) if translate else model.state_dict()
+
+    def write() -> None:
+        if runtime.place.rank == 0:
+            os.makedirs(path, exist_ok=True)
+            if user_content is not None:
+                write_value(os.path.join(path, f"user_content_{tag}"), user_content)
+            write_value(os.path.join(path, tag), state)
+            write_newest(path, tag)
+
+    on_all_ranks(operation, write)
+
+
+def write_newest(path: Any, tag: str) -> None:
+    """Make a full checkpoint the newest."""
+    beside = os.path.join(path, ".newest.full")
+    with open(beside, "w") as file:
+        file.write(f"{tag}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, os.path.join(path, "newest"))
+
+
+def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedModel) -> OrderedDict[str, torch.Tensor]:
+    """Return the state dict that the model has in one process, on rank 0; {} elsewhere. All ranks call this."""
+    tensors = ModelTensors(runtime, model)
+    held = [piece for named in tensors.every if named.is_here for piece in named.pieces()]
+    first = runtime.place.rdp_ranks[0] == runtime.place.rank or runtime.place.shards_parameters
+    told = [(piece.name, piece.shape, piece.offset, piece.view.detach().cpu().contiguous()) for piece in held if first]
+    every = gathered(operation, told, WORLD, to_first=True)
+    order = gathered(operation, (list(tensors.names), tensors.aliases), WORLD, to_first=True)
+    whole: dict[str, torch.Tensor] = {}
+    for one in every:
+        for name, shape, offset, values in one:
+            known = whole.get(name)
+            if known is None:
+                known = whole[name] = torch.empty(shape, dtype=values.dtype)
+            box = known
+            for dim, (begin, size) in enumerate(zip(offset, values.shape, strict=True)):
+                box = box.narrow(dim, begin, size)
+            box.copy_(values)
+    aliases = {name: of for names, of_rank in order for name, of in of_rank.items()}
+    listed = dict.fromkeys(name for names, _ in order for name in names)
+    return OrderedDict((name, whole[MODEL + aliases.get(name, name)]) for name in listed)
+
+
+def load_full(
+    runtime: Runtime,
+    operation: str,
+    path: Any,
+    tag: Any,
+    given: Any,
+    strict: bool,
+    translate: Callable[[dict[str, Any]], Mapping[str, Any]] | None,
+) -> Any:
+    """Load the file ``path/tag`` into the model, and return the user content. All ranks call this."""
+    found: list[tuple[DistributedModel, dict[str, Any]]] = []
+
+    def read() -> None:
+        model = model_of(runtime, given)
+        _check_name(tag)
+        state = read_value(os.path.join(path, tag))
+        if not isinstance(state, Mapping):
+            raise ShardwrightError(f"{os.path.join(path, tag)!r} has a {type(state).__name__}, and no state dict")
+        state = dict(state)
+        is_translated = state.pop(PARTIAL_KEY, None) is False
+        if translate is not None:
+            state = dict(translate(state))
+        elif not is_translated:
+            state = as_distributed(runtime, model, state)
+        found.append((model, state))
+
+    on_all_ranks(operation, read)
+    model, state = found[0]
+
+    def load() -> None:
+        model.load_state_dict(state, strict=strict)
+
+    on_all_ranks(operation, load)
+    content = os.path.join(path, f"user_content_{tag}")
+    contents: list[Any] = []
+    on_all_ranks(operation, lambda: contents.append(read_value(content) if os.path.exists(content) else None))
+    return contents[0]
+
+
+def as_distributed(runtime: Runtime, model: DistributedModel, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state dict of the model in one process with the names and layouts of its distributed modules."""
+    result = dict(state)
+    for prefix, module in ModelTensors(runtime, model).replaced():
+        for ours, origins in module.origins.items():
+            names = [prefix + origin.name for origin in origins]
+            if not all(name in state for name in names):
+                continue
+            wholes = [
+                state[name].mT if origin.transposed else state[name]
+                for name, origin in zip(names, origins, strict=True)
+            ]
+            count = sum(rows for origin in origins for *_, rows in origin.rows)
+            joined = torch.empty(count, *wholes[0].shape[1:], dtype=wholes[0].dtype)
+            for whole, origin in zip(wholes, origins, strict=True):
+                for first, theirs, rows in origin.rows:
+                    joined[first : first + rows] = whole[theirs : theirs + rows]
+            for name in names:
+                result.pop(name, None)
+            result[prefix + ours] = joined
+    return result
+
+
+def _check_name(tag: object) -> None:
+    if not isinstance(tag, str) or not tag or os.sep in tag or tag.startswith("."):
+        raise ShardwrightError(
+            f"tag is {tag!r}; allowed: the name of a file, without {os.sep!r} and not beginning with a dot"
+        )

@@ -1,0 +1,354 @@
+"""``smp.resume_from_checkpoint``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardwright._core import CheckpointReader
+from shardwright.checkpoints import random_state
+from shardwright.checkpoints.background import background
+from shardwright.checkpoints.boxes import Piece
+from shardwright.checkpoints.codec import Decoder
+from shardwright.checkpoints.full import load_full
+from shardwright.checkpoints.optimizer_state import OptimizerState
+from shardwright.checkpoints.saving import USER, check_same, united
+from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER, ModelTensors, Named, extra_states
+from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
+from shardwright.errors import CheckpointError, ShardwrightError
+from shardwright.job.runtime import Runtime
+from shardwright.model import DistributedModel
+from shardwright.model.updates import Updates
+
+_OPERATION = "smp.resume_from_checkpoint"
+#: Read at once, into memory besides that of the tensors.
+_BATCH_BYTES = 256 << 20
+_MAX_LISTED = 40
+#: The dtypes of a manifest, as torch calls them.
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+Kinds = dict[str, tuple[str, tuple[int, ...]]]
+
+
+class Saved:
+    """A checkpoint that is open for reading.
+
+    Attributes:
+        manifest: What it holds.
+        kinds: The dtype and the shape of each tensor, by all its names.
+        content: What was saved besides tensors, as JSON.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], tag: str | None) -> None:
+        """Open it; by default the newest."""
+        self._reader = CheckpointReader(os.path.abspath(path), tag)
+        self.manifest: dict[str, Any] = json.loads(self._reader.manifest)
+        self.kinds: Kinds = {
+            each["name"]: (_DTYPES[each["dtype"]], tuple(each["shape"])) for each in self.manifest["tensors"]
+        }
+        self.content: dict[str, Any] = self.manifest["user_content"]
+        for alias in self.manifest["aliases"]:
+            self.kinds[alias["name"]] = self.kinds[alias["of"]]
+        if not isinstance(self.content, dict) or "placement" not in self.content:
+            raise ShardwrightError("it was not saved by smp.save_checkpoint: what it says besides tensors is unknown")
+
+    def differences(self, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
+        """Return how tensors differ from those that were saved, a line for each difference."""
+        return self._reader.differences([(name, dtype, list(shape)) for name, (dtype, shape) in wanted.items()])
+
+    @torch.no_grad()
+    def read(self, pieces: Sequence[Piece]) -> None:
+        """Read pieces into their memory; no tensor is changed before all of a batch is verified."""
+        batch: list[Piece] = []
+        size = 0
+        for piece in sorted(pieces, key=lambda piece: (piece.name, piece.offset)):
+            batch.append(piece)
+            size += piece.view.nbytes
+            if size >= _BATCH_BYTES:
+                self._read_batch(batch)
+                batch, size = [], 0
+        self._read_batch(batch)
+
+    def _read_batch(self, batch: Sequence[Piece]) -> None:
+        taken = [(piece, torch.empty(piece.size, dtype=piece.view.dtype)) for piece in batch if math.prod(piece.size)]
+        self._reader.read([(piece.name, into, piece.region) for piece, into in taken])
+        for piece, values in taken:
+            piece.view.copy_(values)
+
+    def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Read all tensors whose names begin with ``prefix``, whole; return them by name."""
+        found = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype))
+            for name, (dtype, shape) in self.kinds.items()
+            if name.startswith(prefix)
+        }
+        self.read([Piece(name, tuple(one.shape), (0,) * one.dim(), one) for name, one in found.items()])
+        return found
+
+
+def resume_from_checkpoint(
+    path: str | os.PathLike[str],
+    tag: str | None = None,
+    partial: bool = True,
+    strict: bool = True,
+    load_optimizer: bool = True,
+    load_sharded_optimizer_state: bool = True,
+    translate_function: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    *,
+    model: DistributedModel | None = None,
+    optimizer: Any = None,
+) -> Any:
+    """Load a checkpoint under any degrees of parallelism, partition and number of ranks. All ranks call this.
+
+    Call it once model and optimizer are wrapped. If the model is not divided yet, what is in the checkpoint is compared
+    with it now, and values are loaded when it is divided, in the first step. Each rank reads what it holds.
+
+    Random number streams are restored in a job with the same number of ranks, degrees and placement. In another one
+    they stay as the script has seeded them. With ``reproducible_rng``, numbers drawn in steps depend on the number of
+    the step, which goes on from the checkpoint's in any job.
+
+    Args:
+        path: The directory of checkpoints.
+        tag: The checkpoint; by default the newest.
+        partial: Load what was saved in parts. Otherwise the file ``path/tag`` with the state dict of the whole model,
+            saved by ``smp.save_checkpoint(partial=False)``, ``smp.save`` or ``torch.save``; weights of replaced modules
+            are translated, unless it has the entry ``_smp_is_partial`` with the value False.
+        strict: Refuse a checkpoint if any name, shape or dtype is not the model's. False loads what is in both.
+        load_optimizer: Load the optimizer's state too, if the checkpoint is partial.
+        load_sharded_optimizer_state: In a job that shards optimizer state or parameters, load all of it. False loads
+            master weights and the loss scaler only.
+        translate_function: Translates the state dict of a full checkpoint, in place of the library.
+        model: The model; by default the job's only one.
+        optimizer: What ``smp.DistributedOptimizer`` returned; by default the only one that trains the model.
+
+    Returns:
+        The user content, with tensors on the CPU.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, it is damaged, or it differs from the model or the optimizer; the
+            message lists the differences.
+        FrameError: Called inside a step function.
+        PeerLostError: Another rank is gone.
+        StallError: Another rank did not call it.
+    """
+    runtime = outside_steps(_OPERATION)
+    background(runtime).finish(_OPERATION)
+    if not partial:
+        if tag is None:
+            tag = on_all_ranks(_OPERATION, lambda: _newest(path) if runtime.place.rank == 0 else None)[0]
+        return load_full(runtime, _OPERATION, path, tag, model, strict, translate_function)
+    opened: list[Saved] = []
+
+    def open_as_first() -> str:
+        opened.append(Saved(path, tag))
+        return str(opened[0].manifest["tag"])
+
+    # Rank 0 says which is the newest: a job that writes there may go on.
+    tag = on_all_ranks(_OPERATION, lambda: open_as_first() if runtime.place.rank == 0 else None)[0]
+    loading: list[_Loading] = []
+
+    def look() -> tuple[Any, ...]:
+        saved = opened[0] if opened else Saved(path, tag)
+        found = _Loading.of(runtime, saved, model, optimizer, load_optimizer, load_sharded_optimizer_state, strict)
+        loading.append(found)
+        return saved.manifest["sequence"], json.dumps(found.tensors.wanted()), found.groups
+
+    told = on_all_ranks(_OPERATION, look)
+    check_same([sequence for sequence, *_ in told], "path, in which they found other checkpoints: their")
+    own = loading[0]
+    own.compare([json.loads(wanted) for _, wanted, _ in told], [groups for *_, groups in told])
+    contents: list[Any] = []
+
+    def load() -> None:
+        own.load_or_defer()
+        contents.append(own.user_content())
+
+    try:
+        on_all_ranks(_OPERATION, load)
+    except CheckpointError as error:
+        runtime[Updates].refuse(f"{error}; weights may have been loaded in part")
+        raise
+    own.restore_streams()
+    runtime[Updates].forget()
+    return contents[0]
+
+
+def _newest(path: Any) -> str:
+    with open(os.path.join(path, "newest")) as file:
+        return file.read().rstrip("\n")
+
+
+@dataclass
+class _Loading:
+    """What one rank loads."""
+
+    runtime: Runtime
+    saved: Saved
+    model: DistributedModel
+    optimizer: Any
+    tensors: ModelTensors
+    groups: list[list[str]] | None
+    all_state: bool
+    strict: bool
+
+    @staticmethod
+    def of(
+        runtime: Runtime,
+        saved: Saved,
+        model: Any,
+        optimizer: Any,
+        load_optimizer: bool,
+        load_sharded: bool,
+        strict: bool,
+    ) -> _Loading:
+        """Find what is to be loaded."""
+        found = model_of(runtime, model)
+        tensors = ModelTensors(runtime, found)
+        trained_by = optimizer_of(runtime, found, optimizer) if load_optimizer else None
+        if load_optimizer and trained_by is None and strict and saved.content["optimizer"] is not None:
+            raise ShardwrightError(
+                "the checkpoint has the state of an optimizer, and no optimizer trains the model yet: create "
+                "smp.DistributedOptimizer first, or leave the state out by load_optimizer=False"
+            )
+        groups = None if trained_by is None else OptimizerState(runtime, trained_by, tensors).groups
+        shards = runtime.place.shards_optimizer_state or runtime.place.shards_parameters
+        return _Loading(runtime, saved, found, trained_by, tensors, groups, load_sharded or not shards, strict)
+
+    def compare(self, wanted: Sequence[Mapping[str, Any]], groups: Sequence[list[list[str]] | None]) -> None:
+        """Compare the checkpoint with the model and optimizer of all ranks.
+
+        Raises:
+            CheckpointError: They differ, and ``strict`` is set.
+        """
+        every = {name: (dtype, tuple(shape)) for one in wanted for name, (dtype, shape) in one.items()}
+        trained = {name for of_rank in groups if of_rank is not None for group in of_rank for name in group}
+        kinds = self.saved.kinds
+        not_compared = {
+            name: kind
+            for name, kind in kinds.items()
+            if not name.startswith(MODEL) and (self.optimizer is None or _parameter_of(name) in {None, *trained})
+        }
+        found = self.saved.differences({**every, **not_compared})
+        if self.optimizer is not None:
+            several = [one for one in groups if one is not None]
+            state = OptimizerState(self.runtime, self.optimizer, self.tensors)
+            found += state.differences(self.saved.content["optimizer"], united(several))
+        if found and self.strict:
+            listed = "\n  ".join(found[:_MAX_LISTED])
+            more = f"\n  and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+            raise CheckpointError(
+                f"{_OPERATION}: checkpoint {self.saved.manifest['tag']!r} is not of this model; nothing was loaded. "
+                f"strict=False would load what is in both. Differences:\n  {listed}{more}"
+            )
+        if found:
+            if self.runtime.place.rank == 0:
+                self.runtime.logger.warning(
+                    "%s: %d differences between checkpoint and model, which are left out: %s",
+                    _OPERATION,
+                    len(found),
+                    "; ".join(found[:5]),
+                )
+            self._leave_out(every, trained)
+
+    def _leave_out(self, every: Kinds, trained: set[str]) -> None:
+        """Forget saved tensors that are not, with the same shape and dtype, in the model."""
+        kinds = self.saved.kinds
+        usable = {name for name, kind in every.items() if kinds.get(name) == kind}
+        for name in list(kinds):
+            parameter = _parameter_of(name)
+            unknown = name.startswith(MODEL) and name not in usable
+            if unknown or (parameter is not None and (MODEL + parameter not in usable or parameter not in trained)):
+                del kinds[name]
+        optimizer = self.saved.content["optimizer"]
+        if optimizer is None or self.groups is None:
+            self.optimizer = None
+        elif (optimizer["kind"], len(optimizer["groups"])) != (type(self.optimizer).__name__, len(self.groups)):
+            self.optimizer = None  # its options and state mean something else
+
+    def load_or_defer(self) -> None:
+        """Load now, or once the model is divided."""
+        if self.model.placement.partitioned:
+            self._load()
+        else:
+            self.model.register_post_partition_hook(lambda *_: self._load_divided())
+
+    def _load_divided(self) -> None:
+        self.tensors = ModelTensors(self.runtime, self.model)
+        try:
+            self._load()
+        except Exception as error:
+            error.add_note(
+                f"while {_OPERATION} loaded checkpoint {self.saved.manifest['tag']!r} into the model that was divided"
+            )
+            raise
+
+    def _load(self) -> None:
+        # The first step may be an evaluation in inference mode, with training to follow.
+        with torch.inference_mode(False), torch.no_grad():
+            kinds, saved = self.saved.kinds, self.saved
+            found = [piece for named in self.tensors.every for piece in self._wanted(named)]
+            saved.read(found)
+            decoder = Decoder(saved.tensors(USER))
+            states = saved.content["extra_states"]
+            for name, module in extra_states(self.model):
+                if name in states:
+                    module.set_extra_state(decoder.decode(states[name]))
+            if self.optimizer is not None:
+                state = OptimizerState(self.runtime, self.optimizer, self.tensors)
+                state.load(saved.content["optimizer"], kinds, saved.read, decoder, all_state=self.all_state)
+
+    def _wanted(self, named: Named) -> list[Piece]:
+        return [piece for piece in named.pieces() if piece.name in self.saved.kinds] if named.is_here else []
+
+    def user_content(self) -> Any:
+        """Return the user content."""
+        decoder = Decoder(self.saved.tensors(f"{USER}user_content"))
+        return decoder.decode(self.saved.content["content"])
+
+    def restore_streams(self) -> None:
+        """Continue counting steps, and drawing random numbers if the job has the layout of the one that saved."""
+        step, place = self.runtime.step, self.runtime.place
+        if self.saved.manifest["step"] is not None:
+            step.apart = step.number - self.saved.manifest["step"]
+        degrees = self.saved.manifest["degrees"]
+        same = (
+            degrees["pipeline"] == place.pp_size
+            and degrees["tensor"] == len(place.tp_ranks)
+            and self.saved.content["placement"] == [place.cfg.placement_strategy, place.launch.world_size]
+        )
+        if same:
+            prefix = random_state.prefix(place.rank)
+            random_state.restore({name.removeprefix(prefix): one for name, one in self.saved.tensors(prefix).items()})
+
+
+def _parameter_of(name: str) -> str | None:
+    """The parameter that a tensor of an optimizer is of; None for other tensors."""
+    if name.startswith(OPTIMIZER):
+        return name.removeprefix(OPTIMIZER).rpartition("/")[0]
+    return name.removeprefix(MASTERS) if name.startswith(MASTERS) else None
