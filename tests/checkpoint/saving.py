@@ -178,10 +178,11 @@ def newest_is(folder: str, expected: Any) -> None:
     assert CheckpointReader(folder).verify() == []
 
 
-def masters(folder: str) -> None:
-    """The masters and the scale are those that were saved, and round to the weights."""
+def masters(folder: str, all_state: bool = True) -> None:
+    """The masters are those that were saved, and round to the weights; the rest of sharded state can be left out."""
     training = Training(seed=99)
-    smp.resume_from_checkpoint(folder)
+    smp.resume_from_checkpoint(folder, load_sharded_optimizer_state=all_state)
+    assert bool(training.optimizer.state) == all_state
     manifest = json.loads(CheckpointReader(folder).manifest)
     saved = {one["name"]: one for one in manifest["tensors"] if one["name"].startswith("half_precision/")}
     assert saved

@@ -28,11 +28,13 @@ def test_resuming_is_bit_identical(ranks: int, config: dict[str, int], tmp_path:
 @pytest.mark.parametrize("key", ["fp16", "bf16"])
 def test_masters_and_the_loss_scale_resume(key: str, tmp_path: Path) -> None:
     """Bit for bit in the layout that saved, and equal under another, where dropout and noise are off."""
-    for number, config in enumerate(({**SHARDED, key: True}, {**IN_ORDER, key: True})):
+    features = (SHARDED, IN_ORDER, *([PARAMETERS] if key == "bf16" else []))
+    for number, config in enumerate({**feature, key: True} for feature in features):
         folder = str(tmp_path / f"{number}")
         run(2, case("save_and_go_on", config, folder=folder))
         run(2, *(case("resume", config, folder=folder, late=late) for late in (False, True)))
         run(1, case("masters", {key: True}, folder=folder))
+    run(2, case("masters", {**SHARDED, key: True}, folder=str(tmp_path / "0"), all_state=False))
 
 
 def test_a_partition_is_taken_from_a_file(tmp_path: Path) -> None:

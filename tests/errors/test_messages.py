@@ -15,6 +15,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright import _core, errors
+from shardwright.checkpoints.saving import check_same
 from shardwright.config import load_config
 from shardwright.frames import Frame, Leaves, in_frame
 from shardwright.frames.watch import Watched
@@ -234,6 +235,14 @@ def different_step_functions() -> None:
     servers(lambda server, rank: _step(server, ["script.train_step", "script.evaluate"][rank]))
 
 
+def ranks_that_save_under_different_tags() -> None:
+    check_same([["step10", None, False], ["step11", None, False]], "tag, num_kept_partial_checkpoints and asynchronous")
+
+
+def file_that_is_not_there() -> None:
+    smp.load("nowhere/weights", partial=False)
+
+
 MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.ConfigError: (unknown_key, value_not_allowed, batch_that_does_not_divide),
     errors.JobStartError: (no_secret_on_several_hosts,),
@@ -245,6 +254,7 @@ MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.StallError: (nothing_moves,),
     errors.StepMismatchError: (different_step_functions,),
     errors.PartialUpdateError: (weights_updated_on_some_ranks_only, signal_between_updates),
+    errors.CheckpointError: (ranks_that_save_under_different_tags, file_that_is_not_there),
     errors.VerificationError: (a_gradient_that_departs,),
     errors.RemoteError: (failure_elsewhere,),
     errors.PeerLostError: (rank_that_is_gone,),
