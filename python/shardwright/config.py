@@ -21,10 +21,13 @@ _MAX_PROGRAM_BYTES = 64 << 20
 _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
-def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> _core.Config:
+def load_config(
+    config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str], world: int | None = None
+) -> _core.Config:
     """The effective configuration, checked, from a script's mapping, its keyword arguments, and its environment.
 
     `SM_HP_MP_PARAMETERS` in the environment overrides the others, key by key; these must not contradict each other.
+    With ``world``, the number of ranks, the degrees in ``elastic_degrees`` are lowered to what fits it.
 
     Raises:
         ConfigError: Names the key, its value, and what is allowed.
@@ -32,7 +35,7 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
     given = _merged(config, keys, environ)
     path = _read_program(given)
     try:
-        return _core.Config.parse(json.dumps(given))
+        return _core.Config.parse(json.dumps(given), world)
     except ConfigError as error:
         if path is None or "program" not in str(error):
             raise

@@ -77,10 +77,10 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         ShardwrightError: It was called before with a different configuration, or in the parent of this forked process.
     """
     if (running := find_runtime()) is not None:
-        _check_same_start(running, load_config(config, keys, os.environ))
+        _check_same_start(running, load_config(config, keys, os.environ, running.place.launch.world_size))
         return
     launch = _core.LaunchInfo.detect(os.environ)
-    cfg = load_config(config, keys, os.environ)
+    cfg = load_config(config, keys, os.environ, launch.world_size)
     options = comm_options(cfg, os.environ, launch.local_size, one_host=launch.single_host)
     check_world(cfg, launch.world_size, config, keys, os.environ)
     topology = _core.Topology(
