@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwright import _core
 from shardwright.errors import ConfigError
+from shardwright.logs import logger
 from shardwright.safe_repr import safe_repr
 
 #: Holds a JSON object of keys that override those of the script.
@@ -54,6 +55,19 @@ def check_world(
         raise ConfigError(
             f'{error}; "partitions", which was given, is another name of pipeline_parallel_degree'
         ) from None
+
+
+def log_lowered(cfg: _core.Config, asked: _core.Config, world: int) -> None:
+    """Log which degrees are lower than those that were asked for."""
+    for name in ("pipeline_parallel_degree", "tensor_parallel_degree", "sharded_data_parallel_degree"):
+        if getattr(cfg, name) != getattr(asked, name):
+            logger.warning(
+                "%s is %d instead of %d, which does not fit %d ranks (elastic_degrees)",
+                name,
+                getattr(cfg, name),
+                getattr(asked, name),
+                world,
+            )
 
 
 def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
