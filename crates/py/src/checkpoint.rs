@@ -315,7 +315,6 @@ impl CheckpointReader {
 /// The tag of the checkpoint that was completed last in a directory; None if there is none. Raises `ShardwrightError` if the
 /// file that says so was changed.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
 pub(crate) fn newest_checkpoint(path: PathBuf) -> PyResult<Option<String>> {
     let newest = Directory::new(path).newest();
     newest.map_err(|error| checkpoint_error(&error))
@@ -323,7 +322,6 @@ pub(crate) fn newest_checkpoint(path: PathBuf) -> PyResult<Option<String>> {
 
 /// Make a checkpoint of a directory the newest.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
 pub(crate) fn set_newest_checkpoint(path: PathBuf, tag: &str) -> PyResult<()> {
     let set = Directory::new(path).set_newest(tag);
     set.map_err(|error| checkpoint_error(&error))
