@@ -74,6 +74,7 @@ __all__ = [
     "means",
     "memory_ids",
     "memory_limit",
+    "newest_checkpoint",
     "owned_tensors",
     "parameters_in_use",
     "partition",
@@ -81,6 +82,7 @@ __all__ = [
     "read_program",
     "reference_program",
     "references_to_storage",
+    "set_newest_checkpoint",
     "shard_parameters",
     "simulate",
     "splits_backward",
@@ -619,9 +621,10 @@ class Config:
         is allowed (empty where the feature is built).
         """
     @staticmethod
-    def parse(json: str) -> Config:
+    def parse(json: str, world: SupportsIndex | None = None) -> Config:
         """
-        Reads a JSON object of keys and values, and checks all of them.
+        Reads a JSON object of keys and values, and checks all of them; with `world`, for a job of so many ranks, which
+        `elastic_degrees` are lowered to.
         """
     def schedule(self, /) -> str:
         """
@@ -2617,6 +2620,12 @@ def memory_limit() -> int | None:
     The least of the limits on this process's memory, in bytes: of its control group, its address space and its data.
     """
 
+def newest_checkpoint(path: str | PathLike[str]) -> str | None:
+    """
+    The tag of the checkpoint that was completed last in a directory; None if there is none. Raises `ShardwrightError` if the
+    file that says so was changed.
+    """
+
 def owned_tensors(
     module: torch.nn.Module, stand_ins: frozenset[type], /
 ) -> tuple[list[torch.nn.Parameter], list[tuple[torch.nn.Module, str]]]:
@@ -2660,6 +2669,11 @@ def reference_program(
 def references_to_storage(tensor: torch.Tensor) -> int:
     """
     How many references to a storage's Python object [`kept_by_others`] finds, less its own, where nothing else has one.
+    """
+
+def set_newest_checkpoint(path: str | PathLike[str], tag: str) -> None:
+    """
+    Make a checkpoint of a directory the newest.
     """
 
 def shard_parameters(

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwright import _core
 from shardwright.errors import ConfigError
+from shardwright.logs import logger
 from shardwright.safe_repr import safe_repr
 
 #: Holds a JSON object of keys that override those of the script.
@@ -21,10 +22,13 @@ _MAX_PROGRAM_BYTES = 64 << 20
 _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
-def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> _core.Config:
+def load_config(
+    config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str], world: int | None = None
+) -> _core.Config:
     """The effective configuration, checked, from a script's mapping, its keyword arguments, and its environment.
 
     `SM_HP_MP_PARAMETERS` in the environment overrides the others, key by key; these must not contradict each other.
+    With ``world``, the number of ranks, the degrees in ``elastic_degrees`` are lowered to what fits it.
 
     Raises:
         ConfigError: Names the key, its value, and what is allowed.
@@ -32,7 +36,7 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
     given = _merged(config, keys, environ)
     path = _read_program(given)
     try:
-        return _core.Config.parse(json.dumps(given))
+        return _core.Config.parse(json.dumps(given), world)
     except ConfigError as error:
         if path is None or "program" not in str(error):
             raise
@@ -51,6 +55,19 @@ def check_world(
         raise ConfigError(
             f'{error}; "partitions", which was given, is another name of pipeline_parallel_degree'
         ) from None
+
+
+def log_lowered(cfg: _core.Config, asked: _core.Config, world: int) -> None:
+    """Log which degrees are lower than those that were asked for."""
+    for name in ("pipeline_parallel_degree", "tensor_parallel_degree", "sharded_data_parallel_degree"):
+        if getattr(cfg, name) != getattr(asked, name):
+            logger.warning(
+                "%s is %d instead of %d, which does not fit %d ranks (elastic_degrees)",
+                name,
+                getattr(cfg, name),
+                getattr(asked, name),
+                world,
+            )
 
 
 def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 import time
+import uuid
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from shardwright.errors import JobStartError
 
 LOOPBACK = "127.0.0.1"
 _STORE_PREFIX = "shardwright"
+_POLL_SECONDS = 0.05
 #: Counts the starts, which are the same on every rank, so that a second job finds nothing of the first.
 _starts = itertools.count()
 #: Kept from one start to the next: a rank that is there first must not meet a store that is about to go.
@@ -54,16 +56,31 @@ def join(launch: _core.LaunchInfo, cfg: Any, options: _core.CommOptions) -> tupl
     began = time.monotonic()
     if launch.rank == 0:
         place = _core.Rendezvous.listen(bind, secret)
-        store.set("address", f"{bind}:{place.port}")
-        return _connect(launch, cfg, options, place, bind), store
-    try:
-        host, _, port = store.get("address").decode().rpartition(":")
-    except RuntimeError as error:
-        raise JobStartError(
-            f"rank {launch.rank} waited {time.monotonic() - began:.1f} s for rank 0, which did not start: "
-            f"{_first_line(error)}"
-        ) from None
-    return _connect(launch, cfg, options, _core.Rendezvous.at(host, int(port), secret), bind), store
+        meeting = f"{bind}:{place.port}/{uuid.uuid4().hex}"
+        store.set("address", meeting)
+    else:
+        meeting = _where_rank_0_listens(launch, store, began + cfg.connect_timeout_seconds)
+        host, _, port = meeting.partition("/")[0].rpartition(":")
+        place = _core.Rendezvous.at(host, int(port), secret)
+    return _connect(launch, cfg, options, place, bind), PrefixStore(meeting, store)
+
+
+def _where_rank_0_listens(launch: _core.LaunchInfo, store: Store, deadline: float) -> str:
+    """Return what rank 0 has written into the store, and not the rank 0 of a job before a restart, which is gone."""
+    began = time.monotonic()
+    while True:
+        try:
+            meeting = store.get("address").decode()
+            host, _, port = meeting.partition("/")[0].rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=max(deadline - time.monotonic(), _POLL_SECONDS)):
+                return meeting
+        except (RuntimeError, OSError) as error:  # the store's waits end with a RuntimeError
+            if time.monotonic() >= deadline or isinstance(error, RuntimeError):
+                raise JobStartError(
+                    f"rank {launch.rank} waited {time.monotonic() - began:.1f} s for rank 0, which did not start: "
+                    f"{_first_line(error)}"
+                ) from None
+            time.sleep(_POLL_SECONDS)
 
 
 def _join_on_this_host(

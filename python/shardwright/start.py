@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
-from shardwright.config import check_world, load_config
+from shardwright.config import check_world, load_config, log_lowered
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.shards import ParameterShards
 from shardwright.data_parallel.weights import StepWeights
@@ -77,10 +77,12 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         ShardwrightError: It was called before with a different configuration, or in the parent of this forked process.
     """
     if (running := find_runtime()) is not None:
-        _check_same_start(running, load_config(config, keys, os.environ))
+        _check_same_start(running, load_config(config, keys, os.environ, running.place.launch.world_size))
         return
     launch = _core.LaunchInfo.detect(os.environ)
-    cfg = load_config(config, keys, os.environ)
+    cfg = load_config(config, keys, os.environ, launch.world_size)
+    if cfg.elastic_degrees is not None and launch.rank == 0:
+        log_lowered(cfg, load_config(config, keys, os.environ), launch.world_size)
     options = comm_options(cfg, os.environ, launch.local_size, one_host=launch.single_host)
     check_world(cfg, launch.world_size, config, keys, os.environ)
     topology = _core.Topology(

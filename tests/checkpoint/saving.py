@@ -143,7 +143,9 @@ def content(folder: str) -> None:
     }
     smp.save_checkpoint(folder, "a", user_content=given if smp.rank() == 0 else None)
     found: Any = smp.resume_from_checkpoint(folder)
-    assert repr(found) == repr({**given, "torch": given["torch"]})
+    items, wanted = found.pop("sets"), given.pop("sets")  # whose order depends on how hashes collide
+    assert (type(items), items, {type(one) for one in items}) == (set, wanted, {int, str, tuple})
+    assert repr(found) == repr(given)
     assert type(found["ordered"]) is OrderedDict
     assert type(found["namespace"]) is Namespace
     assert found["numpy"][2].dtype == np.int64

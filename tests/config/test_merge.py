@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import shardwright as smp
-from shardwright.config import check_world, load_config
+from shardwright.config import check_world, load_config, log_lowered
 from shardwright.errors import ConfigError
 
 
@@ -162,3 +162,18 @@ def test_fast_mode_without_static_mode_is_refused() -> None:
     assert '"static_mode": True' in refused({"fast_mode": True}, environment(static_mode=False))
     assert load_config({"fast_mode": True, "static_mode": True}, {}, {}).fast_mode
     assert not load_config({"fast_mode": False}, {}, {}).fast_mode
+
+
+def test_elastic_degrees_are_lowered_to_the_number_of_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    """What was lowered is said; without a number of ranks, nothing is."""
+    keys = {"pipeline_parallel_degree": 4, "elastic_degrees": "pipeline_parallel_degree", "ddp": True}
+    asked = load_config(keys, {}, {})
+    fitted = load_config(keys, {}, {}, 3)
+    assert (asked.pipeline_parallel_degree, fitted.pipeline_parallel_degree, fitted.active_microbatches) == (4, 3, 5)
+    assert load_config(keys, {}, {}, 8).pipeline_parallel_degree == 4
+    with caplog.at_level("WARNING", "shardwright"):
+        log_lowered(fitted, asked, 3)
+        log_lowered(asked, asked, 4)
+    assert [record.getMessage() for record in caplog.records] == [
+        "pipeline_parallel_degree is 3 instead of 4, which does not fit 3 ranks (elastic_degrees)"
+    ]

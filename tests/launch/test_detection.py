@@ -57,10 +57,12 @@ def test_torchrun() -> None:
     assert info.job_id == "torchrun/run-7/0"
 
 
-def test_a_restart_by_torchrun_is_another_job() -> None:
-    assert (
-        LaunchInfo.detect(TORCHRUN).job_id != LaunchInfo.detect({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}).job_id
-    )
+def test_a_restart_by_torchrun_is_another_job_on_one_host() -> None:
+    """Over several hosts, each agent counts for itself."""
+    for local, same in (("4", False), ("2", True)):
+        first = {**TORCHRUN, "LOCAL_WORLD_SIZE": local, "LOCAL_RANK": "1"}
+        again = {**first, "TORCHELASTIC_RESTART_COUNT": "1"}
+        assert (LaunchInfo.detect(first).job_id == LaunchInfo.detect(again).job_id) == same
 
 
 def test_any_launcher_may_set_the_variables_of_torchrun() -> None:

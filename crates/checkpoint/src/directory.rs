@@ -165,7 +165,9 @@ impl Directory {
         Ok(manifest)
     }
 
-    pub(crate) fn set_newest(&self, tag: &str) -> Result<(), CheckpointError> {
+    /// Makes a checkpoint the newest.
+    pub fn set_newest(&self, tag: &str) -> Result<(), CheckpointError> {
+        checked_tag(tag)?;
         let beside = self.path.join(format!(".{NEWEST}{WRITING}"));
         write_file(&beside, newest_text(tag).as_bytes())?;
         let path = self.path.join(NEWEST);

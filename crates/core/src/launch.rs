@@ -331,8 +331,10 @@ impl Environment<'_> {
                 .as_ref()
                 .map_or_else(String::new, |(host, port)| format!("{host}:{port}"))
         });
-        // After a restart, the store of torchrun's agent still holds what the first attempt wrote.
-        let attempt = self.get("TORCHELASTIC_RESTART_COUNT");
+        // Agents of several hosts count restarts each for itself: after one, their counts differ.
+        let attempt = self
+            .get("TORCHELASTIC_RESTART_COUNT")
+            .filter(|_| single_host);
         Ok(Launch {
             launcher: ranks.launcher,
             rank,

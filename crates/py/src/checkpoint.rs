@@ -311,3 +311,18 @@ impl CheckpointReader {
         Ok(damages.iter().map(ToString::to_string).collect())
     }
 }
+
+/// The tag of the checkpoint that was completed last in a directory; None if there is none. Raises `ShardwrightError` if the
+/// file that says so was changed.
+#[pyfunction]
+pub(crate) fn newest_checkpoint(path: PathBuf) -> PyResult<Option<String>> {
+    let newest = Directory::new(path).newest();
+    newest.map_err(|error| checkpoint_error(&error))
+}
+
+/// Make a checkpoint of a directory the newest.
+#[pyfunction]
+pub(crate) fn set_newest_checkpoint(path: PathBuf, tag: &str) -> PyResult<()> {
+    let set = Directory::new(path).set_newest(tag);
+    set.map_err(|error| checkpoint_error(&error))
+}

@@ -21,10 +21,16 @@ impl std::hash::Hash for Config {
 
 #[pymethods]
 impl Config {
-    /// Reads a JSON object of keys and values, and checks all of them.
+    /// Reads a JSON object of keys and values, and checks all of them; with `world`, for a job of so many ranks, which
+    /// `elastic_degrees` are lowered to.
     #[staticmethod]
-    fn parse(py: Python<'_>, json: &str) -> PyResult<Py<Self>> {
-        let config = shardwright_core::Config::parse(json).map_err(|error| config_error(&error))?;
+    #[pyo3(signature = (json, world=None))]
+    fn parse(py: Python<'_>, json: &str, world: Option<u32>) -> PyResult<Py<Self>> {
+        let config = match world {
+            None => shardwright_core::Config::parse(json),
+            Some(world) => shardwright_core::Config::parse_for(json, world),
+        }
+        .map_err(|error| config_error(&error))?;
         configured(&config).map_err(|error| config_error(&error))?;
         let made = Bound::new(py, Self(config))?;
         // Among its own attributes, so that a key is found as fast as any.

@@ -57,7 +57,9 @@ mod _core {
     #[pymodule_export]
     use crate::alone::AloneRecorder;
     #[pymodule_export]
-    use crate::checkpoint::{CheckpointReader, CheckpointWriter};
+    use crate::checkpoint::{
+        CheckpointReader, CheckpointWriter, newest_checkpoint, set_newest_checkpoint,
+    };
     #[pymodule_export]
     use crate::checkpoint_background::{CheckpointMemory, PartInBackground};
     #[pymodule_export]

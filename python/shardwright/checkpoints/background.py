@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from shardwright._core import CheckpointWriter
+from shardwright._core import CheckpointMemory, CheckpointWriter
 from shardwright.checkpoints.boxes import Region
 from shardwright.checkpoints.together import on_all_ranks
-from shardwright.errors import ShardwrightError
+from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.job.runtime import Runtime
 
 _POLL_SECONDS = 0.02
@@ -30,8 +30,10 @@ class BackgroundSave:
     Ranks tell rank 0 by files beside their parts what they have written, since messages between ranks are the script's.
     """
 
-    def __init__(self, runtime: Runtime, path: str, tag: str, nonce: str, given: Sequence[Given]) -> None:
-        """Begin to write values, which nobody changes.
+    def __init__(
+        self, runtime: Runtime, path: str, tag: str, nonce: str, given: Sequence[Given], memory: CheckpointMemory
+    ) -> None:
+        """Copy values, and begin to write them.
 
         Args:
             runtime: The rank.
@@ -39,16 +41,17 @@ class BackgroundSave:
             tag: The checkpoint.
             nonce: What tells this save from others of the same tag; the same on all ranks.
             given: The values.
+            memory: Where the copies are.
         """
         self.tag = tag
         self._rank, self._world = runtime.place.rank, runtime.place.launch.world_size
         self._patience: float = runtime.place.cfg.stall_timeout_seconds
         self._writer = CheckpointWriter(path, tag)
         self._reports = os.path.join(path, f".{tag}_partial.writing", f"report-{nonce}-")
-        self._given: Sequence[Given] = given
+        self._part = self._writer.write_part_in_background(f"part-{self._rank:05}.safetensors", given, memory)
         self._commit: Callable[[list[str]], object] | None = None
-        self._written = threading.Event()
-        self._others_written = threading.Event()
+        self._told = threading.Event()
+        self._others_told = threading.Event()
         self._errors: list[Exception] = []
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
 
@@ -59,18 +62,21 @@ class BackgroundSave:
             self._commit = lambda reports: self._writer.commit(text, reports, keep=keep)
         self._thread.start()
 
+    def give_up(self) -> None:
+        """Wait for a part that will not be completed, before another save writes that file."""
+        with contextlib.suppress(ShardwrightError):  # the error is told that came first
+            self._part.wait()
+
     def _run(self) -> None:
         try:
             try:
-                report = self._writer.write_part(f"part-{self._rank:05}.safetensors", self._given)
-                self._tell(json.dumps({"report": report}))
+                self._tell(json.dumps({"report": self._part.wait()}))
             except Exception as error:
                 with contextlib.suppress(OSError):  # a full disk may not take this either
                     self._tell(json.dumps({"error": str(error)}))
                 raise
             finally:
-                self._given = ()
-                self._written.set()
+                self._told.set()
             if self._commit is not None:
                 self._commit([self._report_of(rank) for rank in range(self._world)])
         except Exception as error:
@@ -87,14 +93,14 @@ class BackgroundSave:
         path = f"{self._reports}{rank}"
         deadline = time.monotonic() + self._patience
         while True:
-            were_written = self._others_written.is_set()
+            all_told = self._others_told.is_set()
             if os.path.exists(path):
                 with open(path) as file:
                     told = json.load(file)
                 if "error" in told:
                     raise ShardwrightError(f"rank {rank} could not write its part: {told['error']}")
                 return str(told["report"])
-            if were_written:
+            if all_told:
                 raise ShardwrightError(f"the part of rank {rank} is not in this directory: all ranks need the same one")
             if time.monotonic() > deadline:
                 raise ShardwrightError(f"rank {rank} did not write its part within {self._patience} s")
@@ -109,7 +115,7 @@ class BackgroundSave:
         name = f"{operation}: the save of {self.tag!r} in the background"
 
         def written() -> None:
-            self._written.wait()
+            self._told.wait()
             if self._commit is None:
                 self._thread.join()
                 self._raise()
@@ -117,7 +123,7 @@ class BackgroundSave:
         try:
             on_all_ranks(name, written)
         finally:
-            self._others_written.set()
+            self._others_told.set()
             self._end()
         on_all_ranks(name, self._raise)
 
@@ -146,11 +152,46 @@ class Background:
         """Begin without one."""
         self._runtime = runtime
         self._save: BackgroundSave | None = None
+        self._memory = CheckpointMemory()
         runtime.installed.callback(self._close)
 
-    def begin(self, save: BackgroundSave) -> None:
-        """Keep a save that was started."""
-        self._save = save
+    def save(
+        self,
+        operation: str,
+        path: str,
+        tag: str,
+        nonce: str,
+        given: Callable[[], Sequence[Given]],
+        description: dict[str, Any] | None,
+        keep: int | None,
+    ) -> None:
+        """Copy values, and write them in the background; all ranks call this.
+
+        Args:
+            operation: What is said in errors.
+            path: The directory of checkpoints.
+            tag: The checkpoint.
+            nonce: What tells this save from others of the same tag; the same on all ranks.
+            given: Returns the values.
+            description: On rank 0, what the manifest says besides tensors.
+            keep: How many checkpoints to leave; None for all.
+
+        Raises:
+            CheckpointError: Values could not be copied on a rank.
+        """
+        begun: list[BackgroundSave] = []
+
+        def begin() -> None:
+            begun.append(BackgroundSave(self._runtime, path, tag, nonce, given(), self._memory))
+
+        try:
+            on_all_ranks(operation, begin)
+        except CheckpointError:
+            for save in begun:
+                save.give_up()
+            raise
+        self._save = begun[0]
+        self._save.start(description, keep)
 
     def finish(self, operation: str) -> None:
         """Wait for the end of the save; all ranks call this. Raises what it raised."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from shardwright._core import set_newest_checkpoint
 from shardwright.checkpoints.file import read_value, write_value
 from shardwright.checkpoints.tensors import MODEL, ModelTensors
 from shardwright.checkpoints.together import model_of, on_all_ranks
@@ -43,19 +44,9 @@ def save_full(
             if user_content is not None:
                 write_value(os.path.join(path, f"user_content_{tag}"), user_content)
             write_value(os.path.join(path, tag), state)
-            write_newest(path, tag)
+            set_newest_checkpoint(path, tag)
 
     on_all_ranks(operation, write)
-
-
-def write_newest(path: Any, tag: str) -> None:
-    """Make a full checkpoint the newest."""
-    beside = os.path.join(path, ".newest.full")
-    with open(beside, "w") as file:
-        file.write(f"{tag}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, os.path.join(path, "newest"))
 
 
 def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedModel) -> OrderedDict[str, torch.Tensor]:

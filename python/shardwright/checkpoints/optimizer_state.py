@@ -243,7 +243,9 @@ class OptimizerState:
             groups: The names of the parameters of each group, of all ranks.
         """
         if saved is None:
-            return ["missing: the state of an optimizer, which was not saved"]
+            return [
+                "missing: the state of an optimizer, which was not saved (load_optimizer=False loads the model alone)"
+            ]
         found = []
         if saved["kind"] != type(self.optimizer).__name__:
             found.append(f"the optimizer was {saved['kind']}, wanted {type(self.optimizer).__name__}")

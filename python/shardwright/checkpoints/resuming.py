@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from shardwright._core import CheckpointReader
+from shardwright._core import CheckpointReader, newest_checkpoint
 from shardwright.checkpoints import random_state
 from shardwright.checkpoints.background import background
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Decoder
 from shardwright.checkpoints.full import load_full
 from shardwright.checkpoints.optimizer_state import OptimizerState
-from shardwright.checkpoints.saving import USER, check_same, united
+from shardwright.checkpoints.saving import HUGGINGFACE_CONFIG, USER, check_same, united
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER, ModelTensors, Named, extra_states
 from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
 from shardwright.errors import CheckpointError, ShardwrightError
@@ -53,6 +53,10 @@ _DTYPES = {
     "F8_E8M0": "float8_e8m0fnu",
 }
 
+#: What an imported checkpoint says besides tensors, and what it does not.
+_IMPORTED = {HUGGINGFACE_CONFIG}
+_NOTHING_ELSE: dict[str, Any] = {"content": None, "extra_states": {}, "placement": None, "optimizer": None}
+
 Kinds = dict[str, tuple[str, tuple[int, ...]]]
 
 
@@ -75,12 +79,29 @@ class Saved:
         self.content: dict[str, Any] = self.manifest["user_content"]
         for alias in self.manifest["aliases"]:
             self.kinds[alias["name"]] = self.kinds[alias["of"]]
-        if not isinstance(self.content, dict) or "placement" not in self.content:
-            raise ShardwrightError("it was not saved by smp.save_checkpoint: what it says besides tensors is unknown")
+        self._saved_as: dict[str, str] = {}
+        if not isinstance(self.content, dict) or not ("placement" in self.content or self.content.keys() <= _IMPORTED):
+            raise ShardwrightError(
+                "it was not saved by smp.save_checkpoint nor imported: what it says besides tensors is unknown"
+            )
+        self.content = {**_NOTHING_ELSE, **self.content}
+
+    def tie(self, aliases: Mapping[str, str]) -> None:
+        """Find a tensor under one of its other names, where an imported model has only that.
+
+        Args:
+            aliases: Further names of the model's tensors, and the names that it reads these by.
+        """
+        for alias, name in aliases.items():
+            if name not in self.kinds and alias in self.kinds:
+                self._saved_as[name] = alias
+                self.kinds[name] = self.kinds.pop(alias)
 
     def differences(self, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
         """Return how tensors differ from those that were saved, a line for each difference."""
-        return self._reader.differences([(name, dtype, list(shape)) for name, (dtype, shape) in wanted.items()])
+        return self._reader.differences(
+            [(self._saved_as.get(name, name), dtype, list(shape)) for name, (dtype, shape) in wanted.items()]
+        )
 
     @torch.no_grad()
     def read(self, pieces: Sequence[Piece]) -> None:
@@ -97,7 +118,7 @@ class Saved:
 
     def _read_batch(self, batch: Sequence[Piece]) -> None:
         taken = [(piece, torch.empty(piece.size, dtype=piece.view.dtype)) for piece in batch if math.prod(piece.size)]
-        self._reader.read([(piece.name, into, piece.region) for piece, into in taken])
+        self._reader.read([(self._saved_as.get(piece.name, piece.name), into, piece.region) for piece, into in taken])
         for piece, values in taken:
             piece.view.copy_(values)
 
@@ -199,9 +220,11 @@ def resume_from_checkpoint(
     return contents[0]
 
 
-def _newest(path: Any) -> str:
-    with open(os.path.join(path, "newest")) as file:
-        return file.read().rstrip("\n")
+def _newest(path: str | os.PathLike[str]) -> str:
+    tag = newest_checkpoint(path)
+    if tag is None:
+        raise ShardwrightError(f"{os.fspath(path)!r} has no checkpoint that is the newest")
+    return tag
 
 
 @dataclass
@@ -230,6 +253,7 @@ class _Loading:
         """Find what is to be loaded."""
         found = model_of(runtime, model)
         tensors = ModelTensors(runtime, found)
+        saved.tie({MODEL + alias: MODEL + name for alias, name in tensors.aliases.items()})
         trained_by = optimizer_of(runtime, found, optimizer) if load_optimizer else None
         if load_optimizer and trained_by is None and strict and saved.content["optimizer"] is not None:
             raise ShardwrightError(

@@ -14,7 +14,7 @@ import torch
 
 from shardwright._core import CheckpointWriter, __version__
 from shardwright.checkpoints import random_state
-from shardwright.checkpoints.background import BackgroundSave, Given, background
+from shardwright.checkpoints.background import Given, background
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Encoder
 from shardwright.checkpoints.full import save_full
@@ -27,6 +27,8 @@ from shardwright.model import DistributedModel
 
 _OPERATION = "smp.save_checkpoint"
 USER = "user/"
+#: Under which the configuration of a model of ``transformers`` is where exports look for it.
+HUGGINGFACE_CONFIG = "huggingface_config"
 
 #: What identifies a piece on all ranks that hold it: name, offset and size.
 _Key = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -115,18 +117,15 @@ def save_checkpoint(
 
     def given() -> list[Given]:
         return [
-            (each.name, _in_host_memory(each.view, asynchronous), list(each.shape), each.region)
+            (each.name, each.view.detach().cpu().contiguous(), list(each.shape), each.region)
             for each in part.pieces
             if _key(each) in mine
         ]
 
     description = _description(runtime, models[0], abouts) if runtime.place.rank == 0 else None
     if asynchronous:
-        copies: list[list[Given]] = []
-        on_all_ranks(_OPERATION, lambda: copies.append(given()))
-        save = BackgroundSave(runtime, folder, tag, abouts[0]["nonce"], copies[0])
-        save.start(description, num_kept_partial_checkpoints)
-        background(runtime).begin(save)
+        nonce, keep = abouts[0]["nonce"], num_kept_partial_checkpoints
+        background(runtime).save(_OPERATION, folder, tag, nonce, given, description, keep)
     else:
         _write(folder, tag, runtime.place.rank, given, description, num_kept_partial_checkpoints)
 
@@ -254,12 +253,6 @@ def _assigned(told: Sequence[Mapping[str, Any]], rank: int) -> set[_Key]:
     return mine
 
 
-def _in_host_memory(view: torch.Tensor, copied: bool) -> torch.Tensor:
-    """The values of a view, in memory of their own if they have to be a copy."""
-    found = view.detach().cpu().contiguous()
-    return found.clone() if copied and found.data_ptr() == view.data_ptr() else found
-
-
 def _description(runtime: Runtime, model: DistributedModel, abouts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the manifest says besides tensors."""
     place, ownership = runtime.place, model.placement.ownership
@@ -279,6 +272,8 @@ def _description(runtime: Runtime, model: DistributedModel, abouts: Sequence[dic
             "values": _merged(one["values"] for one in every),
         }
     aliases = _merged(one["aliases"] for one in abouts)
+    if (config := _huggingface_config(model.module)) is not None:
+        content[HUGGINGFACE_CONFIG] = config
     return {
         "library_version": __version__,
         "step": runtime.step.of_training,
@@ -295,6 +290,17 @@ def _description(runtime: Runtime, model: DistributedModel, abouts: Sequence[dic
         "aliases": [{"name": f"model/{name}", "of": f"model/{of}"} for name, of in sorted(aliases.items())],
         "user_content": content,
     }
+
+
+def _huggingface_config(module: torch.nn.Module) -> Any:
+    """Return the configuration that the model has, as ``save_pretrained`` writes it; None for one that is not JSON."""
+    to_dict = getattr(getattr(module, "config", None), "to_dict", None)
+    if not callable(to_dict):
+        return None
+    try:
+        return json.loads(json.dumps({**to_dict(), "architectures": [type(module).__name__]}, allow_nan=False))
+    except (TypeError, ValueError):
+        return None
 
 
 def united(groups: Sequence[list[list[str]]]) -> list[list[str]]:

@@ -23,6 +23,8 @@ pub enum ValueKind {
     Number(f64, f64),
     /// A number of seconds that clocks can add, and that is not lost among them.
     Duration,
+    /// Some of these words, with commas between them.
+    Words(&'static [&'static str]),
     /// One of these words.
     Choice(&'static [&'static str]),
     /// The name of a schedule, a list of starts, or a program.
@@ -151,6 +153,9 @@ impl ConfigKey {
             ValueKind::Integer(least, most) => format!("an integer from {least} to {most}"),
             ValueKind::Number(least, most) => format!("a number from {least} to {most}"),
             ValueKind::Duration => format!("a number from {SHORTEST} to {LONGEST}"),
+            ValueKind::Words(words) => {
+                format!("one or more of {}, in one text with commas", quoted(words))
+            }
             ValueKind::Choice(words) => quoted(words),
             ValueKind::Schedule => format!(
                 "{}, a list of [microbatch, \"forward\" or \"backward\"], or the path of a program",
@@ -231,6 +236,9 @@ impl ConfigKey {
                 .as_f64()
                 .filter(|number| (SHORTEST..=LONGEST).contains(number))
                 .map(Value::from),
+            ValueKind::Words(words) => text(value, |text| {
+                text.split(',').all(|one| words.contains(&one.trim()))
+            }),
             ValueKind::Choice(words) => text(value, |text| words.contains(&text)),
             ValueKind::Schedule => pipeline::has_form(value).then(|| value.clone()),
             ValueKind::Text => text(value, |text| !text.is_empty()),

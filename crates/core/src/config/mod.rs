@@ -4,6 +4,7 @@
 
 mod data_parallel;
 mod dtypes;
+mod elastic;
 mod error;
 mod key;
 mod keys;
@@ -108,6 +109,7 @@ pub struct Config {
     pub memory_limit_bytes: Option<u64>,
     pub offload_optimizer: FlagOrWord,
     pub offload_directory: Option<String>,
+    pub elastic_degrees: Option<String>,
 }
 
 impl Config {

@@ -33,7 +33,7 @@ fn the_defaults_are_those_of_the_interface() {
         "allow_insecure_hosts": false, "bind_interface_address": null, "transport": "auto", "encrypt": false,
         "comm_spin_microseconds": null, "ucx_library": null, "comm_buffer_bytes": 1073741824,
         "memory_limit_bytes": null, "offload_optimizer": false,
-        "offload_directory": null
+        "offload_directory": null, "elastic_degrees": null
     }"#;
     assert_eq!(effective, object_of(expected));
 }

@@ -1,0 +1,1 @@
+"""Jobs that lose a rank and go on without it."""
