@@ -336,3 +336,10 @@ def two_models() -> None:
     pairs = [Pair("blocks", "adamw"), Pair("odd", "sgd")]
     for step in range(4):
         pairs[step % 2].run(1, first=step)
+
+
+def checkpointed(strategy: str) -> None:
+    """A checkpoint of several units is computed again with what is gathered then, not with what was there before."""
+    pair = Pair("blocks")
+    smp.set_activation_checkpointing(pair.model.module, strategy=strategy)
+    pair.run(3)

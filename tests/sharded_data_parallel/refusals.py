@@ -71,3 +71,18 @@ def too_many_live() -> None:
     """A stage of a pipeline with more parameters than may be whole is refused in the first step."""
     pair = Pair("blocks")
     refused(smp.ConfigError, "sdp_max_live_parameters", lambda: pair.train(0))
+
+
+def assigned_data() -> None:
+    """A tensor assigned to a shard's ``data``, which PyTorch ignores, is an error in the next step."""
+    pair = Pair("blocks")
+    pair.run(1)
+    for parameter in pair.model.local_parameters():
+        parameter.data.mul_(0.5)
+    for parameter in pair.reference.module.parameters():
+        parameter.data.mul_(0.5)
+    pair.run(1, first=1)
+    parameter = next(one for one in pair.model.local_parameters() if one.dim() > 1)
+    parameter.data = parameter.data * 0.5
+    smp.barrier()  # a rank that still gathers what it compares would learn of the refusal there
+    refused(smp.ShardwrightError, "`data` of parameter", lambda: train(pair.model, batch(0, smp.dp_rank())))

@@ -18,3 +18,8 @@ def test_an_optimizer_of_the_parameters_before() -> None:
 
 def test_a_stage_with_too_many_parameters() -> None:
     run(4, case("too_many_live", {**PIPELINE, "sdp_max_live_parameters": 1000}))
+
+
+@pytest.mark.parametrize("config", [{}, PIPELINE], ids=["whole", "pipeline"])
+def test_data_that_is_assigned(config: dict[str, int]) -> None:
+    run(2 * config.get("pipeline_parallel_degree", 1), case("assigned_data", config))

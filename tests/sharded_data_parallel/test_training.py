@@ -53,6 +53,11 @@ def test_a_failed_step_is_undone(stage: int) -> None:
     run(4, case("failures", PIPELINE, stage))
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_units_are_checkpointed_together(stage: int) -> None:
+    run(2, *(case("checkpointed", stage=stage, strategy=strategy) for strategy in ("contiguous", "group_2")))
+
+
 def test_memory_is_that_of_shards() -> None:
     run(2, *(case("memory", stage=stage) for stage in STAGES))
     run(4, case("memory", PIPELINE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,9 @@ from shardwright.contents import (
 from shardwright.errors import FrameError
 from shardwright.execution.kept import version_of
 from shardwright.frames.remote import has_graph, is_remote
+from shardwright.job.runtime import find_runtime
 from shardwright.opaque import MAX_BYTES
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
 
 #: Batch normalization, which writes to its statistics without incrementing their version counters.
 _NORMALISATION = nn.modules.batchnorm._NormBase
@@ -150,7 +152,7 @@ def _equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 class _Record:
     """What a module holds by itself."""
 
-    __slots__ = ("attributes", "module", "not_saved", "tables", "training")
+    __slots__ = ("attributes", "gathered", "module", "not_saved", "tables", "training")
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.training = module, module.training
@@ -158,6 +160,8 @@ class _Record:
         self.attributes = {name: value for name, value in own.items() if name not in INTERNAL}
         self.tables = {name: dict(table) for name, table in _tables_of(module).items()}
         self.not_saved = set(module._non_persistent_buffers_set)
+        #: Parameters that sharded data parallelism replaces, by shards and by what it gathers, whenever a module runs.
+        self.gathered = _gathered_names(module)
 
     def read_again(self, name: str) -> None:
         """Record what the module holds under a name now."""
@@ -172,12 +176,19 @@ class _Record:
             else:
                 recorded.pop(name, None)
 
+    def own_parameters(self) -> list[nn.Parameter | None]:
+        """Return the parameters that stay the module's own."""
+        return [one for name, one in self.tables["_parameters"].items() if name not in self.gathered]
+
     def put(self) -> None:
         own = vars(self.module)
         own["training"] = self.training
         put_attributes(self.module, self.attributes, INTERNAL)
         for name, table in _tables_of(self.module).items():
-            restore_dict(table, self.tables[name])
+            before = self.tables[name]
+            if name == "_parameters" and self.gathered:
+                before = {key: table[key] if key in self.gathered else value for key, value in before.items()}
+            restore_dict(table, before)
         if self.module._non_persistent_buffers_set != self.not_saved:
             own["_non_persistent_buffers_set"] = set(self.not_saved)
 
@@ -203,7 +214,7 @@ class State:
         self._detached: dict[int, Any] = {}
         if not lasting:
             return
-        self._hold(tensors, [one for record in self._records for one in record.tables["_parameters"].values()])
+        self._hold(tensors, [one for record in self._records for one in record.own_parameters()])
         if self._detached:
             self._detach_containers()
             self._record_detached()
@@ -331,6 +342,12 @@ def _tables_of(module: nn.Module) -> dict[str, dict[str, Any]]:
     """Return the buffers, parameters and children that a module holds by itself."""
     own = vars(module)
     return {"_buffers": own["_buffers"], "_parameters": own["_parameters"], "_modules": children_of(module)}
+
+
+def _gathered_names(module: nn.Module) -> Set[str]:
+    runtime = find_runtime()
+    sharded = None if runtime is None else runtime.find(ShardedParameters)
+    return frozenset() if sharded is None else sharded.names(module)
 
 
 def _with(values: dict[str, Any], others: dict[int, Any]) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shardwright.errors import ShardwrightError
 from shardwright.job.runtime import Runtime
 from shardwright.sharded_data_parallel.communication import ShardCollectives
 
@@ -29,21 +32,30 @@ class ShardedParameters:
         self.collectives = ShardCollectives(runtime)
         self._locals: Any = WeakIdKeyDictionary()
         self._sharded: Any = WeakIdKeyDictionary()
+        self._storages: Any = WeakIdKeyDictionary()
+        self._names: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
         self.mesh: Any = None
 
     def __bool__(self) -> bool:
         """Whether any parameter is sharded."""
         return len(self._locals) > 0
 
-    def add(self, original: nn.Parameter, sharded: nn.Parameter) -> None:
-        """Record that a sharded parameter has taken the place of a whole one."""
+    def add(self, original: nn.Parameter, sharded: nn.Parameter, places: Iterable[tuple[nn.Module, str]]) -> None:
+        """Record that a sharded parameter has taken the place of a whole one in some modules, under some names."""
+        for module, name in places:
+            self._names.setdefault(module, set()).add(name)
         self._sharded[original] = sharded
+        self._storages[sharded] = sharded.untyped_storage()
         self._locals[sharded] = nn.Parameter(shard_of(sharded).detach(), requires_grad=sharded.requires_grad)
 
     def now(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return what has taken the place of a parameter; the parameter itself if nothing has."""
         found: torch.Tensor = self._sharded.get(parameter, parameter)
         return found
+
+    def names(self, module: nn.Module) -> Set[str]:
+        """Return under which names a module holds a sharded parameter, or the gathered one while it runs."""
+        return self._names.get(module, frozenset())
 
     def is_sharded(self, parameter: torch.Tensor) -> bool:
         """Whether this is a sharded parameter."""
@@ -59,6 +71,23 @@ class ShardedParameters:
             found.data = shard
         found.requires_grad_(parameter.requires_grad)
         return found
+
+    def check(self, parameter: torch.Tensor, name: str) -> None:
+        """Check that nothing was assigned to a sharded parameter's ``data``, which has no effect on its shard.
+
+        Args:
+            parameter: The parameter.
+            name: Its name in the model.
+
+        Raises:
+            ShardwrightError: Something was.
+        """
+        if parameter.untyped_storage()._cdata != self._storages[parameter]._cdata:
+            raise ShardwrightError(
+                f"a tensor was assigned to the `data` of parameter {name!r}. With sharded_data_parallel_degree it is a "
+                "DTensor, whose shard PyTorch leaves as it was then. Write to the parameter instead: "
+                "`with torch.no_grad(): parameter.copy_(...)`, or load a state dict into the model"
+            )
 
     @torch.no_grad()
     def whole(self, parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:

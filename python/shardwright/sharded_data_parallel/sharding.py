@@ -55,6 +55,7 @@ class ModelSharding:
         self._modules: list[FSDPModule] = []
         self._groups: list[Any] = []  # of FSDPParamGroup, which has no types
         self._used: set[FSDPParam] = set()
+        self._names: dict[nn.Parameter, str] = {}
         registry = runtime[ShardedParameters]
         self._collectives = registry.collectives
         if registry.mesh is None:
@@ -62,16 +63,18 @@ class ModelSharding:
         chosen = choose(module, parameters, int(cfg.sdp_param_persistence_threshold))
         if chosen:
             places = _places(module, chosen)
+            names = {parameter: name for name, parameter in module.named_parameters()}
             if self._by_hooks:
                 self._shard_by_hooks(chosen, registry.mesh)
             else:
                 self._shard_in_groups(chosen, registry.mesh)
             for original in chosen:
-                holder, attribute = places[original]
+                holder, attribute = places[original][0]
                 sharded = holder._parameters[attribute]
                 assert sharded is not None, "it has taken the place of another"
                 _move_hooks(original, sharded)
-                registry.add(original, sharded)
+                registry.add(original, sharded, places[original])
+                self._names[sharded] = names[original]
                 if original.grad is not None:  # of the step that has divided the model
                     sharded.grad, original.grad = registry.distributed(original.grad), None
         groups = runtime[ReplicaCollectives].groups
@@ -170,7 +173,13 @@ class ModelSharding:
         self._used.clear()
 
     def begin_tasks(self) -> None:
-        """Prepare for the tasks of a step; without hooks, gather all parameters."""
+        """Prepare for the tasks of a step; without hooks, gather all parameters.
+
+        Raises:
+            ShardwrightError: The script has changed a parameter in a way that has no effect.
+        """
+        for parameter, name in self._names.items():
+            self._runtime[ShardedParameters].check(parameter, name)
         if not self._by_hooks:
             with torch.inference_mode(False):  # what is made here stays, for training too
                 for group in self._groups:
@@ -323,14 +332,13 @@ def _fill(parameter: FSDPParam) -> None:
         whole.grad = torch.zeros(whole.shape, dtype=whole.dtype, device=whole.device)
 
 
-def _places(module: nn.Module, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, tuple[nn.Module, str]]:
-    wanted = set(parameters)
-    return {
-        parameter: (part, name)
-        for part in module.modules()
-        for name, parameter in part._parameters.items()
-        if parameter is not None and parameter in wanted
-    }
+def _places(module: nn.Module, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {parameter: [] for parameter in parameters}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter in found:
+                found[parameter].append((part, name))
+    return found
 
 
 def _move_hooks(original: nn.Parameter, sharded: nn.Parameter) -> None:
