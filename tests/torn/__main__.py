@@ -49,7 +49,8 @@ def main() -> int:
     for problem in (*torn, *undetected):
         print(problem)
     print(json.dumps({"kills": rows["killed"].total(), "torn": len(torn), "undetected": len(undetected)}))
-    return 1 if torn or undetected or rows["killed"].total() < given.kills else 0
+    tried = rows["killed"].total() >= given.kills and rows["full disk"].total() > given.disks
+    return 1 if torn or undetected or not tried else 0
 
 
 if __name__ == "__main__":
