@@ -18,7 +18,8 @@ from shardwright.job.runtime import current_runtime
 from shardwright.offloading import OffloadedActivations, activations
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BLOCKS, WIDTH, LENGTH, ROWS, MICROBATCHES = 12, 64, 64, 32, 8
+#: So many microbatches that what the process itself gains and frees meanwhile is little beside them.
+BLOCKS, WIDTH, LENGTH, ROWS, MICROBATCHES = 12, 64, 64, 32, 16
 #: Of one block in one microbatch.
 NBYTES = ROWS * LENGTH * WIDTH * 4
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENAS = -3, -1, -8
