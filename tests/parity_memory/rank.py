@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import functools
 import json
-import os
 import sys
 import time
 import traceback
@@ -21,6 +19,7 @@ from shardwright.memory.optimizers import streamed_bytes
 from shardwright.offloading import OffloadedActivations, activations
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
+from tests.jobs.listed import write_rows
 from tests.optimizer_sharding.shares import owned_elements, whole_gradients
 from tests.parity import rank as of_pipelines
 from tests.parity.problem import Phase
@@ -176,17 +175,7 @@ def main() -> int:
         compute_in_double()
     elif kind is PipelineCase:
         torch.set_default_dtype(torch.float64)
-    with (Path(sys.argv[3]) / f"{os.environ['RANK']}.jsonl").open("a") as rows:
-        for case in todo:
-            faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
-            row = run_case(case)
-            print(json.dumps(row), file=rows, flush=True)
-            if "error" in row:
-                time.sleep(of_tensors.GRACE_SECONDS)
-                return 1
-            smp.shutdown()
-            faulthandler.cancel_dump_traceback_later()
-    return 0
+    return write_rows(run_case, todo, CASE_SECONDS)
 
 
 if __name__ == "__main__":

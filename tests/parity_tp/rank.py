@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import json
-import os
 import sys
 import time
 import traceback
@@ -20,6 +18,7 @@ from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.module import ShardedTensors
 from torch import nn
 
+from tests.jobs.listed import write_rows
 from tests.parity.compare import Comparison
 from tests.parity.table import row_of_failure
 
@@ -30,8 +29,6 @@ from .reference import LEARNING_RATE, Expected, Samples, renamed, start, train
 
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
 CASE_SECONDS = 90.0
-#: How long a rank that failed lets the others hear of it and write their rows.
-GRACE_SECONDS = 3.0
 
 
 @functools.lru_cache(maxsize=8)
@@ -200,17 +197,7 @@ def main() -> int:
     compute_in_double()
     cases = [TensorCase(**fields) for fields in json.loads(Path(sys.argv[2]).read_text())]
     torch.set_num_threads(1)
-    with (Path(sys.argv[3]) / f"{os.environ['RANK']}.jsonl").open("a") as rows:
-        for case in cases:
-            faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
-            row = run_case(case)
-            print(json.dumps(row), file=rows, flush=True)
-            if "error" in row:
-                time.sleep(GRACE_SECONDS)
-                return 1
-            smp.shutdown()
-            faulthandler.cancel_dump_traceback_later()
-    return 0
+    return write_rows(run_case, cases, CASE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -154,14 +154,14 @@ class _Record:
 
     __slots__ = ("attributes", "gathered", "module", "not_saved", "tables", "training")
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, sharded: ShardedParameters | None) -> None:
         self.module, self.training = module, module.training
         own = attributes_of(module)
         self.attributes = {name: value for name, value in own.items() if name not in INTERNAL}
         self.tables = {name: dict(table) for name, table in _tables_of(module).items()}
         self.not_saved = set(module._non_persistent_buffers_set)
         #: Parameters that sharded data parallelism replaces, by shards and by what it gathers, whenever a module runs.
-        self.gathered = _gathered_names(module)
+        self.gathered: Set[str] = frozenset() if sharded is None else sharded.names(module)
 
     def read_again(self, name: str) -> None:
         """Record what the module holds under a name now."""
@@ -204,7 +204,8 @@ class State:
             values: Other values that their code may change.
             lasting: Whether it is kept until the backward; tensors are then copied, and graphs are not kept.
         """
-        self._records = [_Record(module) for module in modules]
+        sharded = _sharded_parameters()
+        self._records = [_Record(module, sharded) for module in modules]
         own: list[Any] = [value for record in self._records for value in record.attributes.values()]
         own += [value for record in self._records for value in record.tables["_buffers"].values()]
         self._cells, tensors = cells_of([*own, *values])
@@ -344,10 +345,9 @@ def _tables_of(module: nn.Module) -> dict[str, dict[str, Any]]:
     return {"_buffers": own["_buffers"], "_parameters": own["_parameters"], "_modules": children_of(module)}
 
 
-def _gathered_names(module: nn.Module) -> Set[str]:
+def _sharded_parameters() -> ShardedParameters | None:
     runtime = find_runtime()
-    sharded = None if runtime is None else runtime.find(ShardedParameters)
-    return frozenset() if sharded is None else sharded.names(module)
+    return None if runtime is None else runtime.find(ShardedParameters)
 
 
 def _with(values: dict[str, Any], others: dict[int, Any]) -> dict[str, Any]:

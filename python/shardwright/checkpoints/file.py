@@ -14,29 +14,13 @@ from typing import Any
 import torch
 
 from shardwright.checkpoints.codec import Decoder, Encoder
+from shardwright.checkpoints.dtypes import DTYPES
 from shardwright.errors import CheckpointError
 
 #: In the header, the value.
 _CONTENT = "shardwright"
 _MAX_HEADER_BYTES = 100_000_000
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, own in DTYPES.items()}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 #: How files of ``torch.save`` begin: a zip archive, or a pickle in older versions.
 _ZIP, _PICKLE = b"PK", b"\x80"

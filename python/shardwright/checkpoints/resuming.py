@@ -16,6 +16,7 @@ from shardwright.checkpoints import random_state
 from shardwright.checkpoints.background import background
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Decoder
+from shardwright.checkpoints.dtypes import DTYPES
 from shardwright.checkpoints.full import load_full
 from shardwright.checkpoints.optimizer_state import OptimizerState
 from shardwright.checkpoints.saving import HUGGINGFACE_CONFIG, USER, check_same, united
@@ -30,28 +31,6 @@ _OPERATION = "smp.resume_from_checkpoint"
 #: Read at once, into memory besides that of the tensors.
 _BATCH_BYTES = 256 << 20
 _MAX_LISTED = 40
-#: The dtypes of a manifest, as torch calls them.
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
 
 #: What an imported checkpoint says besides tensors, and what it does not.
 _IMPORTED = {HUGGINGFACE_CONFIG}
@@ -74,7 +53,7 @@ class Saved:
         self._reader = CheckpointReader(os.path.abspath(path), tag)
         self.manifest: dict[str, Any] = json.loads(self._reader.manifest)
         self.kinds: Kinds = {
-            each["name"]: (_DTYPES[each["dtype"]], tuple(each["shape"])) for each in self.manifest["tensors"]
+            each["name"]: (DTYPES[each["dtype"]], tuple(each["shape"])) for each in self.manifest["tensors"]
         }
         self.content: dict[str, Any] = self.manifest["user_content"]
         for alias in self.manifest["aliases"]:

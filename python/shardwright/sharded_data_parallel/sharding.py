@@ -178,8 +178,9 @@ class ModelSharding:
         Raises:
             ShardwrightError: The script has changed a parameter in a way that has no effect.
         """
+        registry = self._runtime[ShardedParameters]
         for parameter, name in self._names.items():
-            self._runtime[ShardedParameters].check(parameter, name)
+            registry.check(parameter, name)
         if not self._by_hooks:
             with torch.inference_mode(False):  # what is made here stays, for training too
                 for group in self._groups:

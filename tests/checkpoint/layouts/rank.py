@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import json
-import os
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +16,7 @@ from shardwright.checkpoints.full import whole_in_one_process
 from shardwright.job.runtime import current_runtime
 from torch import nn
 
+from tests.jobs.listed import write_rows
 from tests.parity.compare import Comparison
 from tests.parity.table import row_of_failure
 from tests.parity_tp.precision import compute_in_double
@@ -27,7 +25,6 @@ from .cases import LAYOUTS, LoadCase, SaveCase
 
 STEPS, SAMPLES, LENGTH, WORDS = 3, 4, 5, 30
 CASE_SECONDS = 90.0
-GRACE_SECONDS = 3.0
 
 
 def build(model: str) -> nn.Module:
@@ -162,18 +159,9 @@ def main() -> int:
     """Run the cases of a file, and write a row for each; end after one that raised, which may have left ranks apart."""
     compute_in_double()
     torch.set_num_threads(1)
-    rows = [dict(fields) for fields in json.loads(Path(sys.argv[2]).read_text())]
-    with (Path(sys.argv[3]) / f"{os.environ['RANK']}.jsonl").open("a") as results:
-        for fields in rows:
-            faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
-            row = run_case(LoadCase(**fields) if "source" in fields else SaveCase(**fields), Path(sys.argv[1]))
-            print(json.dumps(row), file=results, flush=True)
-            if "error" in row:
-                time.sleep(GRACE_SECONDS)
-                return 1
-            smp.shutdown()
-            faulthandler.cancel_dump_traceback_later()
-    return 0
+    listed = json.loads(Path(sys.argv[2]).read_text())
+    cases = (LoadCase(**fields) if "source" in fields else SaveCase(**fields) for fields in listed)
+    return write_rows(lambda case: run_case(case, Path(sys.argv[1])), cases, CASE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -76,12 +76,9 @@ def configuration(case: MemoryCase) -> dict[str, Any]:
 
 def problem_of(case: MemoryCase, problem: Any) -> Any:
     """The problem with the case's optimizer, in small chunks."""
-    from tests.optimizer_sharding.problems import OPTIMIZERS, groups_of
+    from tests.optimizer_sharding.problems import with_optimizer
 
-    make = OPTIMIZERS[case.how.partition(", ")[0]]
-    return dataclasses.replace(
-        problem, optimizer=lambda model: make(groups_of(list(model.parameters()))), accounted=False
-    )
+    return with_optimizer(problem, case.how.partition(", ")[0])
 
 
 def failure(case: MemoryCase, rows: list[dict[str, Any]]) -> str | None:
