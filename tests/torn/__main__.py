@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -31,6 +32,8 @@ def main() -> int:
     parser.add_argument("--damages", type=int, default=400)
     parser.add_argument("--seed", default=str(random.randrange(10**9)))
     given = parser.parse_args()
+    # A fork has none of the threads that torch would wait for.
+    torch.set_num_threads(1)
     print(f"seed {given.seed}", flush=True)
     torn: list[str] = []
     undetected: list[str] = []
