@@ -11,21 +11,25 @@ from shardwright.offloading.activations import OffloadedActivations
 from torch import nn
 
 from benches.gpt2.model import make_optimizer
+from benches.gpt2.our_side import place
 from benches.memory.model import MICROBATCHES, make_batch, make_model
 
 
 class Shardwright:
     """One row of the library."""
 
-    def __init__(self, *, checkpointing: bool = False, **keys: Any) -> None:
+    def __init__(self, *, checkpointing: bool = False, placed: str | None = None, **keys: Any) -> None:
         """Build it.
 
         Args:
             checkpointing: Whether each block is checkpointed.
+            placed: By block its rank, and last that of embeddings and head, instead of the partition's choice.
             keys: Of the configuration.
         """
         smp.init({"microbatches": MICROBATCHES, **keys})
         network = make_model()
+        if placed is not None:
+            place(network, placed)
         self._model: Any = smp.DistributedModel(network)
         self._optimizer = smp.DistributedOptimizer(make_optimizer(self._model.parameters()))
         if checkpointing:

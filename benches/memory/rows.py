@@ -31,14 +31,17 @@ _SHARDED = {
     "sdp_gradient_clipping": 1e9,
 }
 
+#: Placed by hand, so that rows differ by a feature alone: every other block, embeddings and head on rank 0.
+_PIPELINE = {"pipeline_parallel_degree": 2, "placed": "0101010101010"}
+
 ROWS = (
-    Row("pipeline 2", "ours", {"pipeline_parallel_degree": 2}),
-    Row("pipeline 2, checkpointing", "ours", {"pipeline_parallel_degree": 2, "checkpointing": True}),
+    Row("pipeline 2", "ours", _PIPELINE),
+    Row("pipeline 2, checkpointing", "ours", {**_PIPELINE, "checkpointing": True}),
     Row(
         "pipeline 2, checkpointing, disk offload",
         "ours",
         {
-            "pipeline_parallel_degree": 2,
+            **_PIPELINE,
             "checkpointing": True,
             "offload_activations": "disk",
             "activation_loading_horizon": 2,
@@ -47,7 +50,7 @@ ROWS = (
     Row(
         "pipeline 2, optimizer offload to disk",
         "ours",
-        {"pipeline_parallel_degree": 2, "offload_optimizer": "disk"},
+        {**_PIPELINE, "offload_optimizer": "disk"},
     ),
     Row("data parallel 2", "ours", {"ddp": True}),
     Row("data parallel 2, checkpointing", "ours", {"ddp": True, "checkpointing": True}),
@@ -55,12 +58,13 @@ ROWS = (
     Row("data parallel 2, sharded, stage 1", "ours", {**_SHARDED, "sdp_stage": 1}),
     Row("data parallel 2, sharded, stage 2", "ours", {**_SHARDED, "sdp_stage": 2}),
     Row("data parallel 2, sharded, stage 3", "ours", {**_SHARDED, "sdp_stage": 3}),
-    Row("pipeline 2, sharded 2, stage 2", "ours", {"pipeline_parallel_degree": 2, **_SHARDED, "sdp_stage": 2}, 4),
-    Row("pipeline 2, sharded 2, stage 3", "ours", {"pipeline_parallel_degree": 2, **_SHARDED, "sdp_stage": 3}, 4),
+    Row("pipeline 2, sharded 2, stage 2", "ours", {**_PIPELINE, **_SHARDED, "sdp_stage": 2}, 4),
+    Row("pipeline 2, sharded 2, stage 3", "ours", {**_PIPELINE, **_SHARDED, "sdp_stage": 3}, 4),
     Row("torch DDP 2", "torch", {}),
     Row("torch DDP 2, torch.utils.checkpoint", "torch", {"checkpointing": True}),
     Row("torch FSDP2, stage 2", "torch", {"sharded": True, "reshards": False}),
     Row("torch FSDP2, stage 3", "torch", {"sharded": True}),
+    Row("torch FSDP2, stage 3, reduced once", "torch", {"sharded": True, "reduces_once": True}),
 )
 
 #: Of the bytes that are offloaded, the least part by which the peaks of all ranks together have to fall.

@@ -17,19 +17,27 @@ from benches.memory.model import MICROBATCHES, make_batch, make_model
 class Torch:
     """One row of PyTorch, on two data-parallel ranks."""
 
-    def __init__(self, *, sharded: bool = False, reshards: bool = True, checkpointing: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        sharded: bool = False,
+        reshards: bool = True,
+        reduces_once: bool = False,
+        checkpointing: bool = False,
+    ) -> None:
         """Build it.
 
         Args:
             sharded: FSDP2 instead of DistributedDataParallel.
             reshards: Whether parameters are sharded again after the forward (ZeRO stage 3, else 2).
+            reduces_once: Whether FSDP2 keeps whole gradients until the last microbatch, which neither stage does.
             checkpointing: Whether each block is checkpointed.
         """
         dist.init_process_group("gloo")
         network = make_model()
         if checkpointing:
             network.gradient_checkpointing_enable({"use_reentrant": False})
-        self._sharded = sharded
+        self._sharded, self._reduces_once = sharded, reduces_once
         if sharded:
             mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
             for block in network.transformer.h:
@@ -48,7 +56,7 @@ class Torch:
         for number, ids in enumerate(self._microbatches, 1):
             last = number == len(self._microbatches)
             if self._sharded:
-                self._model.set_requires_gradient_sync(last)
+                self._model.set_requires_gradient_sync(last or not self._reduces_once)
             with contextlib.nullcontext() if last or self._sharded else self._model.no_sync():
                 loss = self._model(input_ids=ids, labels=ids).loss
                 (loss / len(self._microbatches)).backward()

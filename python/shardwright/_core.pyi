@@ -2731,7 +2731,10 @@ def take_log() -> list[tuple[int, str]]:
 
 def tune_schedule(
     ranks: SupportsGetItem[
-        int, SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]]
+        int,
+        SupportsGetItem[
+            int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]
+        ],
     ],
     memory: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex | None]],
     *,
@@ -2743,6 +2746,7 @@ def tune_schedule(
     int,
     tuple[
         list[int],
+        float,
         tuple[str, list[int], float, list[int], bool],
         tuple[str, list[int], float, list[int], bool],
         tuple[str, list[int], float, list[int], bool] | None,

@@ -60,6 +60,7 @@ class ScheduleDecision:
             that is not chosen.
         in_flight: By rank of the pipeline, the most microbatches in flight, as simulated. None if that is not chosen.
         fits: Whether all ranks stay within ``memory_limit_bytes``.
+        message_seconds: How long a message takes in the simulations, so that they explain the measured steps.
     """
 
     schedule: str
@@ -70,6 +71,7 @@ class ScheduleDecision:
     splits: list[int] | None = None
     in_flight: list[int] | None = None
     fits: bool = True
+    message_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to a dict for :func:`shardwright.stats`."""
@@ -122,7 +124,10 @@ def tune(
     Returns:
         How many steps count so far, and the choice; None while they are insufficient.
     """
-    loads = [[(t.step, t.forward_ns, t.backward_ns, t.weight_ns, t.visits) for t in own] for own in ranks]
+    loads = [
+        [(t.step, round(t.seconds * 1e9), t.forward_ns, t.backward_ns, t.weight_ns, t.visits) for t in own]
+        for own in ranks
+    ]
     number, tuned = _core.tune_schedule(
         loads,
         memory,
@@ -133,13 +138,15 @@ def tune(
     )
     if tuned is None:
         return number, None
-    measured_steps, (schedule, splits, seconds, in_flight, fits), whole, all_split = tuned
+    measured_steps, message_seconds, (schedule, splits, seconds, in_flight, fits), whole, all_split = tuned
     simulated = {f"{whole[0]} without splits": whole[2], schedule: seconds}
     if all_split is not None:
         simulated[f"{all_split[0]} with all backwards split"] = all_split[2]
     measured = [t.seconds for t in ranks[0] if t.step in measured_steps]
     mean = sum(measured) / len(measured)
-    return number, ScheduleDecision(schedule, step, measured_steps, mean, simulated, splits, in_flight, fits)
+    return number, ScheduleDecision(
+        schedule, step, measured_steps, mean, simulated, splits, in_flight, fits, message_seconds
+    )
 
 
 class Scheduling:
@@ -260,5 +267,6 @@ def _announcement(runtime: Runtime, decision: ScheduleDecision) -> str:
     return (
         f"{beginning}; by rank, the backward is in two parts for the last {decision.splits} of "
         f"{runtime.place.cfg.microbatches} microbatches, and at most {decision.in_flight} are in flight{kept}: "
-        f"simulated from steps {decision.measured_steps}, a step's tasks take {times}"
+        f"simulated from steps {decision.measured_steps}, with {1e3 * decision.message_seconds:.1f} ms for a message, "
+        f"a step's tasks take {times}"
     )

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use pyo3::prelude::*;
 use shardwright_schedule::{Program, Schedule};
-use shardwright_simulate::{Measured, Plan, StepLoad, StepTimes, Trial, tune};
+use shardwright_simulate::{Measured, Plan, StepLoad, StepTimes, Trial, latency_of, tune};
 
 use crate::error::argument_error;
 use crate::simulate::parse_control;
@@ -80,14 +80,15 @@ pub(crate) fn choose_schedule(
     )))
 }
 
-/// Step, nanoseconds of forward work, of backward work and of weight gradients that were run apart, and forward requests
-/// that were served.
-type Loads = (u64, u64, u64, u64, u64);
+/// Step; nanoseconds of the step, of forward work, of backward work and of weight gradients that were run apart; and
+/// forward requests that were served.
+type Loads = (u64, u64, u64, u64, u64, u64);
 /// A schedule; by rank, of how many of the last microbatches the backward is in two parts; the simulated seconds of a
 /// step; by rank the most microbatches in flight; and whether all ranks stay within their limits.
 type PlanFields = (String, Vec<u32>, f64, Vec<u32>, bool);
-/// The steps that were measured, what was chosen, the fastest plan that splits nothing, and the one that splits all.
-type TunedFields = (Vec<u64>, PlanFields, PlanFields, Option<PlanFields>);
+/// The steps that were measured, the seconds of a message, what was chosen, the fastest plan that splits nothing, and the
+/// one that splits all.
+type TunedFields = (Vec<u64>, f64, PlanFields, PlanFields, Option<PlanFields>);
 
 /// How many microbatches are in flight, and which backwards are in two parts, from what every rank of the pipeline did in
 /// its first steps, the root's first, and by rank the bytes that a microbatch keeps and that all together may keep.
@@ -95,7 +96,7 @@ type TunedFields = (Vec<u64>, PlanFields, PlanFields, Option<PlanFields>);
 /// rank to rank, as for `simulate`.
 #[pyfunction]
 #[pyo3(signature = (ranks, memory, *, microbatches, active_microbatches, may_split, control)
-    -> "tuple[int, tuple[list[int], tuple[str, list[int], float, list[int], bool], tuple[str, list[int], float, list[int], bool], tuple[str, list[int], float, list[int], bool] | None] | None]")]
+    -> "tuple[int, tuple[list[int], float, tuple[str, list[int], float, list[int], bool], tuple[str, list[int], float, list[int], bool], tuple[str, list[int], float, list[int], bool] | None] | None]")]
 pub(crate) fn tune_schedule(
     ranks: Vec<Vec<Loads>>,
     memory: Vec<(u64, Option<u64>)>,
@@ -104,8 +105,9 @@ pub(crate) fn tune_schedule(
     may_split: bool,
     control: &str,
 ) -> PyResult<(usize, Option<TunedFields>)> {
-    let of_step = |(step, forward, backward, weight, visits)| StepLoad {
+    let of_step = |(step, duration, forward, backward, weight, visits)| StepLoad {
         step,
+        duration,
         forward,
         backward,
         weight,
@@ -121,12 +123,22 @@ pub(crate) fn tune_schedule(
         load.microbatch_bytes = microbatch;
         load.free_bytes = free;
     }
+    let control = parse_control(control)?;
+    let latency = latency_of(
+        &measured.ranks,
+        microbatches,
+        active_microbatches,
+        control,
+        measured.whole,
+    )
+    .map_err(argument_error)?;
     let tuned = tune(
         &measured.ranks,
         microbatches,
         active_microbatches,
         may_split,
-        parse_control(control)?,
+        control,
+        latency,
     )
     .map_err(argument_error)?;
     let fields = |plan: Plan| {
@@ -139,5 +151,12 @@ pub(crate) fn tune_schedule(
         fields(tuned.whole),
         tuned.all_split.map(fields),
     );
-    Ok((number, Some((measured.steps, plans.0, plans.1, plans.2))))
+    let fields = (
+        measured.steps,
+        latency.as_secs_f64(),
+        plans.0,
+        plans.1,
+        plans.2,
+    );
+    Ok((number, Some(fields)))
 }

@@ -49,4 +49,4 @@ pub use outcome::{RankUse, SimulatedStep, TaskKind, TaskSpan};
 pub use policy::{simulate_schedule, simulate_splits};
 pub use program::simulate_program;
 pub use route::{Chain, Control};
-pub use tuning::{Measured, Plan, RankLoad, StepLoad, Tuned, tune};
+pub use tuning::{Measured, Plan, RankLoad, StepLoad, Tuned, latency_of, tune};

@@ -15,6 +15,8 @@ use crate::route::{Chain, Control};
 const MARGIN: f64 = 0.01;
 /// More microbatches are not simulated: they would repeat these.
 const MOST_MICROBATCHES: u32 = 32;
+/// How often the interval that has the latency is halved.
+const HALVINGS: u32 = 8;
 
 /// What one rank does for one microbatch, and holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,29 +80,22 @@ pub struct Tuned {
     pub all_split: Option<Plan>,
 }
 
-/// Chooses a plan with at most `active` microbatches in flight.
+/// Chooses a plan with at most `active` microbatches in flight, where each message takes `latency`.
 ///
 /// Of the plans within the limits, those count that are within [`MARGIN`] of the fastest and no slower than the fastest
 /// that splits nothing; of them, the one that holds the least, then the one that splits the fewest backwards, and of
 /// those of that plan only the ones without which the step would take longer. If no plan is within the limits, it is the
-/// one with the least in flight. Messages take no time.
+/// one with the least in flight.
 pub fn tune(
     ranks: &[RankLoad],
     num_microbatches: NonZeroU32,
     active: NonZeroU32,
     may_split: bool,
     control: Control,
+    latency: Duration,
 ) -> Result<Tuned, SimulationError> {
-    let costs: Vec<_> = ranks.iter().map(|rank| (rank.costs, rank.visits)).collect();
-    let (chain, costs) = chain_of(&costs, control);
-    let simulated =
-        num_microbatches.min(NonZeroU32::new(MOST_MICROBATCHES).unwrap_or(NonZeroU32::MIN));
-    let trial = Trial {
-        ranks,
-        chain,
-        costs,
-        num_microbatches: simulated,
-    };
+    let trial = Trial::new(ranks, num_microbatches, control, latency);
+    let simulated = trial.num_microbatches;
     let most = active.min(simulated).get();
     let mut numbers: Vec<u32> = std::iter::successors(Some(1), |number| Some(number * 2))
         .take_while(|number| *number < simulated.get() && may_split)
@@ -143,14 +138,69 @@ pub fn tune(
     })
 }
 
+/// How long a message takes, if a step with `active` microbatches in flight and no backward split took `measured`.
+///
+/// It is the least with which the simulated step takes as long, and at most the mean of the ranks' forward tasks: what a
+/// measured step lost otherwise is no message's. So it stands for all that comes between two tasks.
+pub fn latency_of(
+    ranks: &[RankLoad],
+    num_microbatches: NonZeroU32,
+    active: NonZeroU32,
+    control: Control,
+    measured: Duration,
+) -> Result<Duration, SimulationError> {
+    let forwards: Duration = ranks.iter().map(|rank| rank.costs.forward).sum();
+    let tasks: u32 = ranks.iter().map(|rank| rank.visits.max(1)).sum();
+    let (mut least, mut most) = (Duration::ZERO, forwards / tasks.max(1));
+    let mut trial = Trial::new(ranks, num_microbatches, control, least);
+    let active = active.min(trial.num_microbatches);
+    let measured = measured * trial.num_microbatches.get() / num_microbatches.get();
+    let mut is_as_long = |latency| -> Result<bool, SimulationError> {
+        trial.latency = Latency::Uniform(latency);
+        let plan = trial.plan(active, vec![0; ranks.len()], false)?;
+        Ok(plan.makespan >= measured)
+    };
+    if is_as_long(least)? {
+        return Ok(least);
+    }
+    for _ in 0..HALVINGS {
+        let middle = (least + most) / 2;
+        if is_as_long(middle)? {
+            most = middle;
+        } else {
+            least = middle;
+        }
+    }
+    Ok(most)
+}
+
 struct Trial<'a> {
     ranks: &'a [RankLoad],
     chain: Chain,
     costs: StepCosts,
     num_microbatches: NonZeroU32,
+    latency: Latency,
 }
 
-impl Trial<'_> {
+impl<'a> Trial<'a> {
+    fn new(
+        ranks: &'a [RankLoad],
+        num_microbatches: NonZeroU32,
+        control: Control,
+        latency: Duration,
+    ) -> Self {
+        let costs: Vec<_> = ranks.iter().map(|rank| (rank.costs, rank.visits)).collect();
+        let (chain, costs) = chain_of(&costs, control);
+        let most = NonZeroU32::new(MOST_MICROBATCHES).unwrap_or(NonZeroU32::MIN);
+        Self {
+            ranks,
+            chain,
+            costs,
+            num_microbatches: num_microbatches.min(most),
+            latency: Latency::Uniform(latency),
+        }
+    }
+
     fn plan(
         &self,
         active: NonZeroU32,
@@ -167,7 +217,7 @@ impl Trial<'_> {
             &self.chain,
             self.num_microbatches,
             &self.costs,
-            &Latency::NONE,
+            &self.latency,
             Some(&splits),
         )?;
         let in_flight = step.most_in_flight();
@@ -216,6 +266,8 @@ impl Trial<'_> {
 pub struct StepLoad {
     /// The step.
     pub step: u64,
+    /// Nanoseconds of the step.
+    pub duration: u64,
     /// Nanoseconds of forward work.
     pub forward: u64,
     /// Nanoseconds of backward work, without what was run apart.
@@ -231,6 +283,8 @@ pub struct StepLoad {
 pub struct Measured {
     /// The steps that were measured.
     pub steps: Vec<u64>,
+    /// How long the step took that split none, on the root.
+    pub whole: Duration,
     /// By rank, without what it holds.
     pub ranks: Vec<RankLoad>,
 }
@@ -259,6 +313,7 @@ impl Measured {
         };
         Some(Self {
             steps: vec![parts[0].step, whole[0].step],
+            whole: Duration::from_nanos(whole[0].duration),
             ranks: parts.iter().zip(whole).map(of_rank).collect(),
         })
     }

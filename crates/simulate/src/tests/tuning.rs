@@ -1,6 +1,7 @@
 //! The choice of how many microbatches are in flight, and which backwards are split.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use shardwright_core::PipelineRank;
@@ -10,7 +11,7 @@ use super::{nanos, positive, stage_costs};
 use crate::auto::chain_of;
 use crate::{
     Control, Latency, Measured, Plan, RankLoad, SimulatedStep, StageCosts, StepLoad, TaskKind,
-    Tuned, simulate_schedule, simulate_splits, tune,
+    Tuned, latency_of, simulate_schedule, simulate_splits, tune,
 };
 
 fn loads() -> impl Strategy<Value = Vec<RankLoad>> {
@@ -50,6 +51,7 @@ fn tuned(ranks: &[RankLoad], microbatches: u32, active: u32, control: Control) -
         positive(active),
         true,
         control,
+        Duration::ZERO,
     )
     .expect("a good chain")
 }
@@ -185,11 +187,53 @@ fn a_limit_leaves_fewer_in_flight() {
 }
 
 #[test]
+fn a_measured_step_tells_what_a_message_takes_and_then_more_are_in_flight() {
+    let ranks = even(2, 0);
+    let (number, active, control) = (positive(8), positive(4), Control::Star);
+    let costs: Vec<_> = ranks.iter().map(|rank| (rank.costs, rank.visits)).collect();
+    let (chain, costs) = chain_of(&costs, control);
+    let schedule = Schedule::Interleaved { active };
+    let step_with = |latency| {
+        simulate_schedule(
+            &schedule,
+            &chain,
+            number,
+            &costs,
+            &Latency::Uniform(latency),
+        )
+        .expect("a good chain")
+        .makespan
+    };
+    let found = |measured| latency_of(&ranks, number, active, control, measured).expect("a chain");
+    assert_eq!(found(step_with(Duration::ZERO)), Duration::ZERO);
+    for latency in [20, 60, 90].map(nanos) {
+        let found = found(step_with(latency));
+        assert!(found <= latency + nanos(1), "{found:?}, not {latency:?}");
+        assert!(step_with(found) >= step_with(latency));
+    }
+    // No message takes longer than a task, however long the step took.
+    assert_eq!(found(step_with(nanos(5000))), nanos(100));
+    let active_with = |latency| {
+        let tuned = tune(&ranks, number, active, true, control, latency).expect("a good chain");
+        tuned.chosen.schedule.active().expect("it is bounded")
+    };
+    assert!(active_with(nanos(60)) > active_with(Duration::ZERO));
+}
+
+#[test]
 fn interleaved_may_be_bound_too_and_splits_nothing() {
     let ranks = even(2, 0);
     let Tuned {
         chosen, all_split, ..
-    } = tune(&ranks, positive(40), positive(4), false, Control::Star).expect("a good chain");
+    } = tune(
+        &ranks,
+        positive(40),
+        positive(4),
+        false,
+        Control::Star,
+        Duration::ZERO,
+    )
+    .expect("a good chain");
     assert!(matches!(chosen.schedule, Schedule::Interleaved { .. }));
     assert_eq!((chosen.splits, all_split), (vec![0, 0], None));
 }
@@ -198,6 +242,7 @@ fn interleaved_may_be_bound_too_and_splits_nothing() {
 fn the_second_step_of_a_trial_counts_for_parts_and_the_third_for_whole_backwards() {
     let load = |step, backward, weight| StepLoad {
         step,
+        duration: 1000 + step,
         forward: 400,
         backward,
         weight,
@@ -213,9 +258,10 @@ fn the_second_step_of_a_trial_counts_for_parts_and_the_third_for_whole_backwards
     let ranks = vec![steps.clone(), steps.clone()];
     let Measured {
         steps: measured,
+        whole,
         ranks: found,
     } = Measured::of(&ranks, positive(4)).expect("enough");
-    assert_eq!(measured, [3, 5]);
+    assert_eq!((measured, whole), (vec![3, 5], nanos(1005)));
     let costs = StageCosts {
         forward: nanos(100),
         full_backward: nanos(200),
