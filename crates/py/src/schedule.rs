@@ -124,10 +124,14 @@ pub(crate) fn tune_schedule(
         load.free_bytes = free;
     }
     let control = parse_control(control)?;
+    // Until the choice, no more are in flight than there are ranks.
+    let num_ranks = u32::try_from(measured.ranks.len()).unwrap_or(u32::MAX);
+    let active_until_now = NonZeroU32::new(num_ranks)
+        .map_or(active_microbatches, |ranks| ranks.min(active_microbatches));
     let latency = latency_of(
         &measured.ranks,
         microbatches,
-        active_microbatches,
+        active_until_now,
         control,
         measured.whole,
     )
