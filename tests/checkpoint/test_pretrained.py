@@ -49,7 +49,7 @@ def test_transformers_alone_loads_what_a_divided_model_saves(config: dict[str, A
     assert (len(files) > 1) == (model == "GPT-2")
     saved = [pair for file in files for pair in load_file(file).items()]
     state = load_file(folder / "state")
-    assert len(saved) == len(dict(saved)) < len(state)
+    assert len(saved) == len(dict(saved))
     assert "lm_head.weight" not in dict(saved)
     for name, value in saved:
         assert torch.equal(value, state[name]), name

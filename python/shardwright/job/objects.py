@@ -133,7 +133,7 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
     try:
         for rank in receivers:
             if rank != runtime.place.rank:
-                send_on(runtime, rank, channel, (call.number, operation, obj))
+                send_on(runtime, rank, _lane(channel, call.number), (call.number, operation, obj))
         if runtime.place.rank not in receivers:
             return []
         return [obj if rank == runtime.place.rank else _object_of(runtime, rank, call) for rank in ranks]
@@ -150,13 +150,19 @@ def tell_gathering(operation: str, obj: Any, group: CommGroup) -> None:
     for rank in group_ranks(group):
         if rank != runtime.place.rank:
             with contextlib.suppress(ShardwrightError):  # one that is gone needs no word
-                send_on(runtime, rank, channel, (call, operation, obj))
+                send_on(runtime, rank, _lane(channel, call), (call, operation, obj))
+
+
+def _lane(channel: str, number: tuple[int, int]) -> str:
+    """Where messages of a gather travel: apart from those of before ranks waited in vain, which may still be read."""
+    epoch, _ = number
+    return f"{channel}, {epoch}"
 
 
 def _object_of(runtime: Runtime, rank: int, call: GroupCall) -> Any:
-    operation = call.operation
+    operation, lane = call.operation, _lane(call.channel, call.number)
     while True:
-        received = receive_object(runtime, rank, call.channel, what=f"rank {rank} to come to {operation}", call=call)
+        received = receive_object(runtime, rank, lane, what=f"rank {rank} to come to {operation}", call=call)
         theirs, what, obj = decode_from(runtime, rank, *received)
         if theirs == call.number and what == operation:
             return obj

@@ -15,7 +15,7 @@ from shardwright.checkpoints.pretrained.folder import CONFIG, GENERATION_CONFIG,
 from shardwright.checkpoints.saving import Part, assigned, check_same, description_of, write_parts
 from shardwright.checkpoints.tensors import ModelTensors
 from shardwright.checkpoints.together import on_all_ranks, outside_steps
-from shardwright.errors import ConfigError
+from shardwright.errors import CheckpointError, ConfigError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 
@@ -53,21 +53,25 @@ def save_pretrained(
     check_same([one["request"] for one in abouts], "folder and max_shard_size")
     mine, rank = assigned(told, runtime.place.rank), runtime.place.rank
     description = description_of(runtime, model, abouts) if rank == 0 else None
-    try:
-        write_parts(_OPERATION, beside, _TAG, rank, lambda: part.given(mine), description, None)
 
-        def export() -> None:
-            if rank == 0:
+    def export() -> None:
+        if rank == 0:
+            try:
                 whole = os.path.join(beside, "whole")
                 shutil.rmtree(whole, ignore_errors=True)  # what an ended run left
                 export_full_checkpoint(beside, _TAG, whole, abouts[0]["request"][1])
                 _write_configurations(model.module, whole)
                 _move(whole, target)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
 
-        on_all_ranks(_OPERATION, export)
-    finally:
+    try:
+        write_parts(_OPERATION, beside, _TAG, rank, lambda: part.given(mine), description, None)
+    except CheckpointError:
         if rank == 0:
             shutil.rmtree(beside, ignore_errors=True)
+        raise
+    on_all_ranks(_OPERATION, export)
 
 
 def _write_configurations(module: nn.Module, folder: str) -> None:
