@@ -21,7 +21,7 @@ from tests.checkpoint.layouts.rank import WORDS, build
 def inputs(model: str) -> dict[str, torch.Tensor]:
     """Words that every process knows."""
     ids = torch.arange(1, 21).reshape(4, 5) % WORDS
-    return {"input_ids": ids} if model == "GPT-2" else {"input_ids": ids, "labels": ids}
+    return {"input_ids": ids} if model == "GPT-2" else {"input_ids": ids, "labels": ids.clone()}
 
 
 @smp.step
@@ -129,7 +129,9 @@ def _names_read() -> set[str]:
 def refused_folders(folder: str) -> None:
     """Another model, a folder without a model, and arguments that cannot be; each is told on all ranks."""
     own = made("GPT-2")
-    with pytest.raises(smp.CheckpointError, match=r"nothing was loaded(.|\n)*missing in the files: transformer\.h\.0\."):
+    with pytest.raises(
+        smp.CheckpointError, match=r"nothing was loaded(.|\n)*missing in the files: transformer\.h\.0\."
+    ):
         own.load_pretrained(folder)
     with pytest.raises(smp.CheckpointError, match=r"has neither model\.safetensors nor"):
         own.load_pretrained(os.path.dirname(folder))

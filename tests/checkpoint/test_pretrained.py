@@ -34,13 +34,17 @@ MODELS = pytest.mark.parametrize("model", ["GPT-2", "T5"])
 
 @MODELS
 @LAYOUTS
-def test_transformers_alone_loads_what_a_divided_model_saves(config: dict[str, Any], model: str, tmp_path: Path) -> None:
+def test_transformers_alone_loads_what_a_divided_model_saves(
+    config: dict[str, Any], model: str, tmp_path: Path
+) -> None:
     """With the logits of the job; tied weights are there once, in several files."""
     folder, given = tmp_path / "saved" / "model", tmp_path / "given"
     shard = 5_000 if model == "GPT-2" else "5GB"
     run(2, case("save_folder", config, folder=str(folder), model=model, shard=shard))
     save_file(inputs(model), given)
-    ran = subprocess.run([sys.executable, "-c", ALONE, folder, given, model], capture_output=True, text=True, timeout=110)
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, folder, given, model], capture_output=True, text=True, timeout=110
+    )
     assert ran.returncode == 0, ran.stderr
     expected = load_file(folder / "logits")["value"]
     tolerance = 1e-12 if config is PIPELINE else 1e-6

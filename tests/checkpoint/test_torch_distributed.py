@@ -29,9 +29,7 @@ def plain(*words: object, ranks: int = 1) -> None:
     """Run plain torch in processes of its own."""
     command = [sys.executable, "-m", "tests.checkpoint.torch_program", *map(str, words)]
     environment = [{**os.environ, "RANK": str(rank)} for rank in range(ranks)]
-    running = [
-        subprocess.Popen(command, env=each, cwd=ROOT, stderr=subprocess.PIPE, text=True) for each in environment
-    ]
+    running = [subprocess.Popen(command, env=each, cwd=ROOT, stderr=subprocess.PIPE, text=True) for each in environment]
     for each in running:
         _, err = each.communicate(timeout=110)
         assert each.returncode == 0, err

@@ -1,4 +1,4 @@
-"""A model in plain torch, as others train it: ``python -m tests.checkpoint.torch_program WHAT FOLDER``, without the library."""
+"""A model in plain torch, as others train it, without the library: ``WHAT FOLDER LAYOUT`` are its arguments."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def main() -> None:
     torch.set_num_threads(1)
     what, folder, flat = sys.argv[1], sys.argv[2], sys.argv[3] == "flat"
     if what == "save":
-        dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2, store=dist.FileStore(f"{folder}.store", 2))
+        dist.init_process_group(
+            "gloo", rank=int(os.environ["RANK"]), world_size=2, store=dist.FileStore(f"{folder}.store", 2)
+        )
         save(folder, flat)
         dist.destroy_process_group()
     else:

@@ -23,7 +23,9 @@ def test_a_save_of_one_rank_is_told_from_a_slow_one(scenario: str, ranks: int) -
         raised = job[saver].event("raised")
         assert raised["at"] - job[saver].event("begins")["at"] < FOUND_SECONDS
         assert raised["kind"] == "StallError"
-        assert re.search(rf"rank {saver} is in smp\.save_checkpoint, and rank \d is in step 2, .*{ADVICE}", raised["text"])
+        assert re.search(
+            rf"rank {saver} is in smp\.save_checkpoint, and rank \d is in step 2, .*{ADVICE}", raised["text"]
+        )
         for process in job.ranks:
             assert process.event("raised")["kind"] in {"StallError", "RemoteError", "PeerLostError"}
 
@@ -47,7 +49,9 @@ def test_a_save_that_nobody_else_can_join_any_more_raises() -> None:
 def test_a_slow_rank_is_named_and_waited_for(ranks: int) -> None:
     with Job("waiting", ranks, arguments=["slow evaluation"]) as job:
         job.all_end_with([0] * ranks, 120)
-        warned = re.findall(r"rank 0 has waited \d s in smp\.allgather for (rank \d) \(at (\S+):\d+, in (\w+)\)", job[0].err)
+        warned = re.findall(
+            r"rank 0 has waited \d s in smp\.allgather for (rank \d) \(at (\S+):\d+, in (\w+)\)", job[0].err
+        )
         assert len(warned) == 2, job[0].err
         for rank, file, function in warned:
             assert (rank, function) == ("rank 1", "wait")

@@ -73,8 +73,8 @@ def load(
     _refuse_pickle(pickle_module, "load")
     if pickle_load_args:
         raise ConfigError(
-            f"smp.load: {', '.join(sorted(pickle_load_args))} would go to pickle, and smp.load unpickles nothing but what "
-            "torch.load(weights_only=True) does: leave it out"
+            f"smp.load: {', '.join(sorted(pickle_load_args))} would go to pickle, and smp.load unpickles only "
+            "what torch.load(weights_only=True) does: leave it out"
         )
     found = read_value(_path(f, partial, v3, "load", back_compat=back_compat))
     return found if map_location is None else to_device(found, map_location)
@@ -83,8 +83,8 @@ def load(
 def _refuse_pickle(module: Any, function: str) -> None:
     if module is not None and module is not pickle:
         raise ConfigError(
-            f"smp.{function}: pickle_module is {safe_repr(module)}; files have no pickle, so that opening one runs no code: "
-            "leave it out, and give values of the types that smp.save knows"
+            f"smp.{function}: pickle_module is {safe_repr(module)}; files have no pickle, so that opening one runs no "
+            "code: leave it out, and give values of the types that smp.save knows"
         )
 
 

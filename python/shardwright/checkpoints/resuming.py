@@ -67,7 +67,7 @@ class Saved:
         self.content = {**_NOTHING_ELSE, **self.content}
 
     def tie(self, aliases: Mapping[str, str]) -> None:
-        """Find a tensor under one of its other names, where an imported model has only that, or has equal ones under both.
+        """Find a tensor under another of its names, where an imported model has only that, or equal ones under both.
 
         Args:
             aliases: Further names of the model's tensors, and the names that it reads these by.
@@ -297,7 +297,9 @@ class _Loading:
         optimizer = self.saved.content["optimizer"]
         if optimizer is None or self.groups is None:
             self.optimizer = None
-        elif optimizer["kind"] not in (None, type(self.optimizer).__name__) or len(optimizer["groups"]) != len(self.groups):
+        elif optimizer["kind"] not in (None, type(self.optimizer).__name__) or len(optimizer["groups"]) != len(
+            self.groups
+        ):
             self.optimizer = None  # its options and state mean something else
 
     def load_or_defer(self) -> None:

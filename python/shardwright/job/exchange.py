@@ -62,8 +62,8 @@ def receive_object(
 ) -> Any:
     """Receive an object from another rank, while checking for failures of the step.
 
-    ``what`` describes it in reports, and ``call`` is the call of a group that it belongs to, if it does. Without a ``deadline`` (of the monotonic clock), it waits as long as the sender
-    lives.
+    ``what`` describes it in reports, and ``call`` is the call of a group that it belongs to, if it does. Without a
+    ``deadline`` (of the monotonic clock), it waits as long as the sender lives.
 
     Raises:
         TimeoutError: It did not come before the deadline.

@@ -139,7 +139,7 @@ class Saving(nn.Module):
         return load_state_dict(self.module, state_dict, strict, same_partition_load, ownership=ownership)
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "5GB") -> None:
-        """Write the model in the layout of ``transformers``, which ``from_pretrained`` reads. Every rank must call this.
+        """Write the model in the layout of ``transformers``, for ``from_pretrained``. Every rank must call this.
 
         The folder gets safetensors files, an index if there are several, ``config.json`` and ``generation_config.json``
         of models that have these. No rank has the whole model in memory. Meanwhile the disk holds the model twice.
@@ -154,14 +154,14 @@ class Saving(nn.Module):
         self._folders().save(self, folder, max_shard_size)  # type: ignore[arg-type]
 
     def load_pretrained(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
-        """Load weights that ``save_pretrained`` of ``transformers`` or of this class has written. Every rank must call this.
+        """Load what ``save_pretrained`` of ``transformers`` or of this class has written. Every rank must call this.
 
         Each rank reads the bytes of what it holds. A model that is not divided yet gets its values when it is. Values
         are converted to the dtypes of the model.
 
         Args:
             folder: The folder with ``model.safetensors``, or with the files of ``model.safetensors.index.json``.
-            strict: Refuse missing and unexpected names, except those that the model's class lets ``transformers`` ignore.
+            strict: Refuse missing and unexpected names, except those that the model's class says do not matter.
 
         Raises:
             CheckpointError: It failed on a rank: there is no such folder, a file is damaged, or names or shapes differ.

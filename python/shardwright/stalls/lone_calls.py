@@ -63,8 +63,8 @@ class _Asking:
 class LoneCalls:
     """One rank's view of the call in which its script waits.
 
-    A rank that waits asks the others where they are. What each answers was true when it answered, and messages arrive in
-    order. Two answers say that a rank cannot come: it is in a step that this rank has not entered, which cannot end
+    A rank that waits asks the others where they are. What each answers was true when it answered, and messages arrive
+    in order. Two answers say that a rank cannot come: it is in a step that this rank has not entered, which cannot end
     without this one; or it waits in another call for this rank, which has not made that. Both are so for ever, since
     the script's thread of either waits for the other. Whoever does anything else may only be slow, and answers again
     when it cannot come any more.

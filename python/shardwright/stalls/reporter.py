@@ -74,6 +74,8 @@ class StallReporter:
         self._detector = _core.DeadlockDetector(runtime.place.rank, self._others)
         self._deadlock: _EndlessWait | None = None
         self._found_deadlock = threading.Event()
+        #: When to fail which step, and why.
+        self._failing: tuple[float, int, str] | None = None
         self._lone_calls = LoneCalls(runtime, self._script, self, self._end_lone_call)
 
     def start(self) -> None:
@@ -117,6 +119,11 @@ class StallReporter:
             self._begin_report()
         if self._deadline is not None and (now > self._deadline or len(self._answers) == len(self._others)):
             self._finish_report()
+        if self._failing is not None and now > self._failing[0]:
+            _, step, text = self._failing
+            self._failing = None
+            if self._runtime.step.running and self._runtime.step.number == step:
+                self._fail_step(step, text)
         self._lone_calls.poll(now)
         announcement = self._detector.update(*wait_state_of(self._runtime), now, self.describe)
         if announcement is not None:
@@ -146,16 +153,22 @@ class StallReporter:
         elif wait_id is not None and runtime.step.running:
             self._fail_step(step, text)
 
-    def _end_wait(self, number: int, text: str) -> None:
-        """Make the script raise in the wait with this number."""
-        self._deadlock = _EndlessWait(number, text, time.monotonic())
+    def _end_wait(self, number: int, text: str, later: float = 0.0) -> None:
+        """Make the script raise in the wait with this number, ``later`` seconds after it would at once."""
+        self._deadlock = _EndlessWait(number, text, time.monotonic() + later)
         self._found_deadlock.set()
 
     def _fail_step(self, step: int, text: str) -> None:
         runtime = self._runtime
         runtime[WorkerPool].error = runtime[WorkerPool].error or StallError(text)
         runtime.server.fail(
-            module=None, microbatch=None, phase=None, kind=StallError.__qualname__, message=text, traceback="", step=step
+            module=None,
+            microbatch=None,
+            phase=None,
+            kind=StallError.__qualname__,
+            message=text,
+            traceback="",
+            step=step,
         )
 
     def _end_lone_call(self, step: int, text: str) -> None:
@@ -173,10 +186,12 @@ class StallReporter:
         self._detector.reset(number)
         runtime[Gathers].reset(number)
         in_step = runtime.step.running and own > step
+        # First all ranks count anew: a step that fails on one fails on all, which then call what comes next.
         if waits and (in_step or waits[-1].call is not None):
-            self._end_wait(waits[-1].number, text)
+            # Steps fail before a call raises, after which its rank would enter them.
+            self._end_wait(waits[-1].number, text, later=(2 if in_step else 4) * _POLL_SECONDS)
         elif in_step:
-            self._fail_step(own, text)
+            self._failing = (time.monotonic() + 2 * _POLL_SECONDS, own, text)
 
     def check(self, wait: int, failed: BaseException | None = None) -> None:
         """Raise if all ranks wait for one another, this one in the wait with this number.

@@ -22,13 +22,11 @@ _OPERATION = "model.load_pretrained"
 _MAX_LISTED = 40
 
 
-def load_pretrained(
-    runtime: Runtime, model: DistributedModel, folder: str | os.PathLike[str], *, strict: bool
-) -> None:
+def load_pretrained(runtime: Runtime, model: DistributedModel, folder: str | os.PathLike[str], *, strict: bool) -> None:
     """Load a folder in the layout of ``transformers``; all ranks call this.
 
-    Each rank reads the bytes of what it holds, out of files that are mapped into memory. A model that is not divided yet
-    is compared with the files now, and gets its values when it is divided.
+    Each rank reads the bytes of what it holds, out of files that are mapped into memory. A model that is not divided
+    yet is compared with the files now, and gets its values when it is divided.
     """
     outside_steps(_OPERATION)
     found: list[_Loading] = []
@@ -116,7 +114,8 @@ class _Loading:
             more = f"\n  and {len(every) - _MAX_LISTED} more" if len(every) > _MAX_LISTED else ""
             hint = "" if shaped else " strict=False would load what is in both."
             raise CheckpointError(
-                f"{_OPERATION}: {self.path!r} is not of this model; nothing was loaded.{hint} Differences:\n  {listed}{more}"
+                f"{_OPERATION}: {self.path!r} is not of this model; nothing was loaded.{hint} Differences:"
+                f"\n  {listed}{more}"
             )
         if names and self._runtime.place.rank == 0:
             self._runtime.logger.warning(

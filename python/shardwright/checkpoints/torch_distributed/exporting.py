@@ -6,9 +6,10 @@ import os
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-from torch.distributed.checkpoint import save as torch_save
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Decoder
@@ -34,8 +35,8 @@ def export_torch_checkpoint(
     """Write a checkpoint so that ``torch.distributed.checkpoint.load`` reads it, in one process or many.
 
     It runs in one process, without a job, and has one tensor in memory at a time. What is written is the state dict
-    ``{"model": ..., "optim": ...}`` that ``torch.distributed.checkpoint.state_dict.get_state_dict`` would return for the
-    model in one process, so that its ``set_state_dict`` takes it. Besides these there are ``master_weights`` and
+    ``{"model": ..., "optim": ...}`` that ``torch.distributed.checkpoint.state_dict.get_state_dict`` would return for
+    the model in one process, so that its ``set_state_dict`` takes it. Besides these there are ``master_weights`` and
     ``loss_scaler`` of half precision, and ``user_content``, if they were saved. Random number streams are left out.
 
     Args:
@@ -113,9 +114,7 @@ class _State:
                 of, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
                 state.setdefault(of, {})[key] = self._tensor(name, top, "state", of, key)
         options = decoder.decode(saved["options"])
-        groups = [
-            {"params": names, **group} for names, group in zip(saved["groups"], options, strict=True)
-        ]
+        groups = [{"params": names, **group} for names, group in zip(saved["groups"], options, strict=True)]
         if not flatten:
             return {"state": state, "param_groups": groups}
         flat = {

@@ -70,7 +70,7 @@ def import_torch_checkpoint(
         reports = [
             writer.write_part(f"part-{number:05}.safetensors", part) for number, part in enumerate(contents.parts())
         ]
-        description = {
+        description: dict[str, Any] = {
             "library_version": __version__,
             "step": None,
             "degrees": ALONE,
@@ -127,8 +127,8 @@ class _Contents:
                 self._user[name] = path
             else:
                 raise CheckpointError(
-                    f"{source.folder!r} has no {model_key!r}, and {name!r} is no tensor: say by model_key what the model "
-                    "is called in the state dict"
+                    f"{source.folder!r} has no {model_key!r}, and {name!r} is no tensor: say by model_key what the "
+                    "model is called in the state dict"
                 )
         self._groups, self._values = groups, values
         self._equal: list[list[str]] = []
@@ -139,12 +139,14 @@ class _Contents:
         names = {name.removeprefix(MODEL) for name in self._tensors if name.startswith(MODEL)}
         if not names:
             raise CheckpointError(f"{self._source.folder!r} has no tensors of a model")
-        trained = {name.removeprefix(OPTIMIZER).rpartition("/")[0] for name in self._tensors if name.startswith(OPTIMIZER)}
+        trained = {
+            name.removeprefix(OPTIMIZER).rpartition("/")[0] for name in self._tensors if name.startswith(OPTIMIZER)
+        }
         unknown = sorted((trained | {name for name, _ in values}) - names)
         if unknown:
             raise CheckpointError(
-                f"the optimizer has state of {unknown[0]!r}, which is no tensor of the model. State has to be by names of "
-                "parameters: save what torch.distributed.checkpoint.state_dict.get_state_dict(model, optimizer) returns"
+                f"the optimizer has state of {unknown[0]!r}, which is no tensor of the model. State has to be by names "
+                "of parameters: save what get_state_dict(model, optimizer) of torch.distributed.checkpoint.state_dict returns"
             )
         if trained and not groups:
             raise CheckpointError(f"{self._source.folder!r} has state of an optimizer, but no param_groups")

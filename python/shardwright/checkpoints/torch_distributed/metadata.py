@@ -59,8 +59,8 @@ def read_metadata(folder: str) -> torch_metadata.Metadata:
         ) from error
     except _Refused as refused:
         raise CheckpointError(
-            f"{path!r} is a pickle that names {refused}, which no metadata of torch.distributed.checkpoint has. Reading "
-            "it could run code of whoever wrote it, so it is refused"
+            f"{path!r} is a pickle that names {refused}, which no metadata of torch.distributed.checkpoint has. "
+            "Reading it could run code of whoever wrote it, so it is refused"
         ) from None
     except Exception as error:  # what a damaged pickle raises is not known
         _damaged(path, f"{type(error).__name__}: {error}")

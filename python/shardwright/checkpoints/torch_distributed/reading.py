@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, load
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from shardwright.checkpoints.torch_distributed.metadata import read_metadata
 from shardwright.errors import CheckpointError
@@ -44,8 +46,8 @@ class _Planner(DefaultLoadPlanner):
             self.state_dict[name] = torch.load(value, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{name!r} is a pickle of more than tensors and plain values. Reading it would run the code in it, so it "
-                f"is refused; save what it has as plain values. What torch says: {str(error).splitlines()[0]}"
+                f"{name!r} is a pickle of more than tensors and plain values. Reading it would run the code in it, so "
+                f"it is refused; save what it has as plain values. What torch says: {str(error).splitlines()[0]}"
             ) from None
 
 
@@ -111,10 +113,6 @@ def alone(problem: str) -> Iterator[None]:
 def _path(planned: Any, name: str) -> Path:
     """Where a tensor or value is, as torch's planner has written it down; else it is at the top."""
     path = planned.get(name) if isinstance(planned, dict) else None
-    if (
-        isinstance(path, tuple)
-        and all(type(part) in (str, int) for part in path)
-        and ".".join(map(str, path)) == name
-    ):
+    if isinstance(path, tuple) and all(type(part) in (str, int) for part in path) and ".".join(map(str, path)) == name:
         return path
     return (name,)
