@@ -146,7 +146,7 @@ class _Contents:
         if unknown:
             raise CheckpointError(
                 f"the optimizer has state of {unknown[0]!r}, which is no tensor of the model. State has to be by names "
-                "of parameters: save what get_state_dict(model, optimizer) of torch.distributed.checkpoint.state_dict returns"
+                "of parameters: save what get_state_dict(model, optimizer) of torch.distributed.checkpoint returns"
             )
         if trained and not groups:
             raise CheckpointError(f"{self._source.folder!r} has state of an optimizer, but no param_groups")
