@@ -8,7 +8,14 @@ from shardwright import amp, model, nn, optimizers
 from shardwright._core import __version__
 from shardwright.activation_checkpointing.functions import checkpoint, checkpoint_sequential
 from shardwright.activation_checkpointing.marking import set_activation_checkpointing
-from shardwright.checkpoints import load, resume_from_checkpoint, save, save_checkpoint
+from shardwright.checkpoints import (
+    export_torch_checkpoint,
+    import_torch_checkpoint,
+    load,
+    resume_from_checkpoint,
+    save,
+    save_checkpoint,
+)
 from shardwright.data_parallel.sampler import DistributedSampler
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import (
@@ -124,6 +131,7 @@ __all__ = [
     "dp_barrier",
     "dp_rank",
     "dp_size",
+    "export_torch_checkpoint",
     "get_dp_group",
     "get_dp_process_group",
     "get_mp_group",
@@ -135,6 +143,7 @@ __all__ = [
     "get_tp_group",
     "get_tp_process_group",
     "get_world_process_group",
+    "import_torch_checkpoint",
     "init",
     "is_initialized",
     "is_tracing",

@@ -65,6 +65,7 @@ __all__ = [
     "command",
     "derive_seed",
     "detached",
+    "export_full_checkpoint",
     "flatten",
     "heap_bytes",
     "in_flight",
@@ -2561,6 +2562,16 @@ def derive_seed(seed: SupportsIndex, number: SupportsIndex, /) -> int:
 def detached(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """
     Tensors with the memory and the versions of those of a list, and without histories.
+    """
+
+def export_full_checkpoint(
+    path: str | PathLike[str], tag: str, out: str | PathLike[str], max_shard_bytes: SupportsIndex
+) -> list[str]:
+    """
+    Write the model of the checkpoint `tag` in the directory `path` into the new folder `out`, as `shardwright checkpoint
+    export --full` does, while other Python threads run: the names of the files with tensors.
+
+    Tensors are streamed. Raises `ShardwrightError`, and leaves nothing of the folder.
     """
 
 def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -> tuple[Spec, list[Any]]:

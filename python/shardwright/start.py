@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardwright import _core, guards, interrupts, logs, rendezvous
+from shardwright.checkpoints.pretrained import Folders
 from shardwright.communication import comm_options
 from shardwright.config import check_world, load_config, log_lowered
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
@@ -42,6 +43,7 @@ from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
 from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_back_large
 from shardwright.model.models import Models
+from shardwright.model.pretrained import PretrainedFolders
 from shardwright.model.updates import Updates
 from shardwright.offloading import OffloadedActivations
 from shardwright.optimizer.offloading import StateStorage, check_device
@@ -160,6 +162,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(MemoryAccount(runtime))
     runtime.add(Announcement(runtime))
     runtime.add(OutOfMemory(runtime), ErrorExplainer)
+    runtime.add(Folders(runtime), PretrainedFolders)
 
 
 def _install(runtime: Runtime) -> None:

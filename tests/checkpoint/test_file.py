@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections import OrderedDict
@@ -118,3 +119,14 @@ def test_names_of_parts_say_whose_they_are(tmp_path: Path) -> None:
         assert smp.load(path_in(tmp_path), v3=True) == [2]
     finally:
         smp.shutdown()
+
+
+def test_arguments_of_pickle_are_taken_where_they_mean_nothing_and_refused_where_they_would(tmp_path: Path) -> None:
+    smp.save(1, path_in(tmp_path), False, pickle, 2)
+    assert smp.load(path_in(tmp_path), partial=False, pickle_module=pickle) == 1
+    with pytest.raises(ConfigError, match=r"smp\.save: pickle_module is <module 'json'"):
+        smp.save(1, path_in(tmp_path), False, pickle_module=json)
+    with pytest.raises(ConfigError, match=r"smp\.load: pickle_module is <module 'json'"):
+        smp.load(path_in(tmp_path), partial=False, pickle_module=json)
+    with pytest.raises(ConfigError, match=r"smp\.load: encoding, fix_imports would go to pickle"):
+        smp.load(path_in(tmp_path), partial=False, fix_imports=True, encoding="bytes")

@@ -122,6 +122,16 @@ pub enum CheckpointError {
         /// The folder.
         folder: PathBuf,
     },
+    /// A folder is a checkpoint of torch, whose own library reads it.
+    #[error(
+        "{} is a checkpoint of torch.distributed.checkpoint, whose metadata is a pickle: import it in Python by \
+         smp.import_torch_checkpoint, which runs nothing that is in it",
+        folder.display()
+    )]
+    TorchDistributed {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// A file that others wrote cannot be used.
     #[error("{}: {source}", path.display())]
     Foreign {

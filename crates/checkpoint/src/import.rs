@@ -23,6 +23,9 @@ use crate::region::Region;
 use crate::rewrite::Target;
 use crate::stream::Source;
 
+/// What every checkpoint of `torch.distributed.checkpoint` has.
+const TORCH_METADATA: &str = ".metadata";
+
 /// A model of others, whose headers have been read and checked.
 #[derive(Debug)]
 pub struct ForeignModel {
@@ -153,6 +156,11 @@ fn file_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), CheckpointE
         return Ok((vec![SINGLE.to_owned()], None));
     }
     let Some((path, text)) = read_if_there(&folder.join(INDEX))? else {
+        if folder.join(TORCH_METADATA).exists() {
+            return Err(CheckpointError::TorchDistributed {
+                folder: folder.to_owned(),
+            });
+        }
         return Err(CheckpointError::NoForeignModel {
             folder: folder.to_owned(),
         });

@@ -53,6 +53,7 @@ mod foreign;
 mod full;
 mod hash;
 mod import;
+mod leftovers;
 mod manifest;
 mod names;
 mod part;

@@ -5,6 +5,7 @@ mod division;
 mod files;
 mod full;
 mod hostile;
+mod leftovers;
 mod manifests;
 mod plans;
 mod reshards;

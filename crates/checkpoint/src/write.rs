@@ -18,6 +18,7 @@ use crate::directory::{
 };
 use crate::error::{CheckpointError, cannot};
 use crate::hash::{ChunkHash, ChunkHasher, hash_chunks};
+use crate::leftovers::remove_leftovers;
 use crate::manifest::{Manifest, PartFile};
 use crate::names::{MANIFEST, check_file_name};
 use crate::part::{
@@ -196,6 +197,7 @@ pub fn commit(
     give_name(directory, tag)?;
     directory.set_newest(tag)?;
     remove_folder(&writing)?; // what had the name before
+    remove_leftovers(directory)?;
     let removed = match keep {
         Some(keep) => superseded(&complete(directory)?, Some(tag), keep),
         None => Vec::new(),

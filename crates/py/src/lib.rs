@@ -6,6 +6,7 @@ mod arguments;
 mod calls;
 mod checkpoint;
 mod checkpoint_background;
+mod checkpoint_full;
 mod comm;
 mod command;
 mod config;
@@ -62,6 +63,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::checkpoint_background::{CheckpointMemory, PartInBackground};
+    #[pymodule_export]
+    use crate::checkpoint_full::export_full_checkpoint;
     #[pymodule_export]
     use crate::comm::{PyCommOptions, means};
     #[pymodule_export]

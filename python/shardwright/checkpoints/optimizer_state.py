@@ -247,7 +247,7 @@ class OptimizerState:
                 "missing: the state of an optimizer, which was not saved (load_optimizer=False loads the model alone)"
             ]
         found = []
-        if saved["kind"] != type(self.optimizer).__name__:
+        if saved["kind"] not in (None, type(self.optimizer).__name__):  # others do not say it
             found.append(f"the optimizer was {saved['kind']}, wanted {type(self.optimizer).__name__}")
         if len(saved["groups"]) != len(groups):
             found.append(f"the optimizer had {len(saved['groups'])} parameter groups, wanted {len(groups)}")

@@ -33,7 +33,7 @@ _BATCH_BYTES = 256 << 20
 _MAX_LISTED = 40
 
 #: What an imported checkpoint says besides tensors, and what it does not.
-_IMPORTED = {HUGGINGFACE_CONFIG}
+_IMPORTED = {HUGGINGFACE_CONFIG, "content", "extra_states", "optimizer", "equal"}
 _NOTHING_ELSE: dict[str, Any] = {"content": None, "extra_states": {}, "placement": None, "optimizer": None}
 
 Kinds = dict[str, tuple[str, tuple[int, ...]]]
@@ -59,6 +59,7 @@ class Saved:
         for alias in self.manifest["aliases"]:
             self.kinds[alias["name"]] = self.kinds[alias["of"]]
         self._saved_as: dict[str, str] = {}
+        self._again: Kinds = {}
         if not isinstance(self.content, dict) or not ("placement" in self.content or self.content.keys() <= _IMPORTED):
             raise ShardwrightError(
                 "it was not saved by smp.save_checkpoint nor imported: what it says besides tensors is unknown"
@@ -66,7 +67,7 @@ class Saved:
         self.content = {**_NOTHING_ELSE, **self.content}
 
     def tie(self, aliases: Mapping[str, str]) -> None:
-        """Find a tensor under one of its other names, where an imported model has only that.
+        """Find a tensor under another of its names, where an imported model has only that, or equal ones under both.
 
         Args:
             aliases: Further names of the model's tensors, and the names that it reads these by.
@@ -75,11 +76,16 @@ class Saved:
             if name not in self.kinds and alias in self.kinds:
                 self._saved_as[name] = alias
                 self.kinds[name] = self.kinds.pop(alias)
+            elif any({alias, name} <= {*names} for names in self.content.get("equal", ())):
+                self._again[alias] = self.kinds.pop(alias)
 
     def differences(self, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
         """Return how tensors differ from those that were saved, a line for each difference."""
         return self._reader.differences(
-            [(self._saved_as.get(name, name), dtype, list(shape)) for name, (dtype, shape) in wanted.items()]
+            [
+                (self._saved_as.get(name, name), dtype, list(shape))
+                for name, (dtype, shape) in {**wanted, **self._again}.items()
+            ]
         )
 
     @torch.no_grad()
@@ -291,7 +297,9 @@ class _Loading:
         optimizer = self.saved.content["optimizer"]
         if optimizer is None or self.groups is None:
             self.optimizer = None
-        elif (optimizer["kind"], len(optimizer["groups"])) != (type(self.optimizer).__name__, len(self.groups)):
+        elif optimizer["kind"] not in (None, type(self.optimizer).__name__) or len(optimizer["groups"]) != len(
+            self.groups
+        ):
             self.optimizer = None  # its options and state mean something else
 
     def load_or_defer(self) -> None:

@@ -31,17 +31,25 @@ USER = "user/"
 HUGGINGFACE_CONFIG = "huggingface_config"
 
 #: What identifies a piece on all ranks that hold it: name, offset and size.
-_Key = tuple[str, tuple[int, ...], tuple[int, ...]]
+Key = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass
-class _Part:
+class Part:
     """What a rank holds, before it is known which of it this rank writes."""
 
     pieces: list[Piece] = field(default_factory=list)
     #: The names of what the first rank that holds it writes, since others may have other values until the next step.
     of_first: set[str] = field(default_factory=set)
     about: dict[str, Any] = field(default_factory=dict)
+
+    def add_model(self, tensors: ModelTensors) -> None:
+        """Add what this rank holds of a model."""
+        for named in tensors.every:
+            if named.is_here:
+                own = list(named.pieces())
+                self.pieces += own
+                self.of_first.update(piece.name for piece in own if named.is_buffer)
 
     def told(self) -> str:
         """What the other ranks are told."""
@@ -50,6 +58,14 @@ class _Part:
             for each in self.pieces
         ]
         return json.dumps({"pieces": rows, "about": self.about})
+
+    def given(self, mine: set[Key]) -> list[Given]:
+        """Those pieces that this rank writes, as writers take them."""
+        return [
+            (each.name, each.view.detach().cpu().contiguous(), list(each.shape), each.region)
+            for each in self.pieces
+            if _key(each) in mine
+        ]
 
 
 def save_checkpoint(
@@ -97,7 +113,7 @@ def save_checkpoint(
     if not partial:
         save_full(runtime, _OPERATION, path, tag, model, user_content, translate=translate_if_full)
         return
-    part = _Part()
+    part = Part()
     models: list[DistributedModel] = []
 
     def collect() -> str:
@@ -112,25 +128,22 @@ def save_checkpoint(
     abouts = [one["about"] for one in told]
     check_same([one["request"] for one in abouts], "tag, num_kept_partial_checkpoints and asynchronous")
     _check_values(told)
-    mine = _assigned(told, runtime.place.rank)
+    mine = assigned(told, runtime.place.rank)
     folder = os.path.abspath(path)
 
     def given() -> list[Given]:
-        return [
-            (each.name, each.view.detach().cpu().contiguous(), list(each.shape), each.region)
-            for each in part.pieces
-            if _key(each) in mine
-        ]
+        return part.given(mine)
 
-    description = _description(runtime, models[0], abouts) if runtime.place.rank == 0 else None
+    description = description_of(runtime, models[0], abouts) if runtime.place.rank == 0 else None
     if asynchronous:
         nonce, keep = abouts[0]["nonce"], num_kept_partial_checkpoints
         background(runtime).save(_OPERATION, folder, tag, nonce, given, description, keep)
     else:
-        _write(folder, tag, runtime.place.rank, given, description, num_kept_partial_checkpoints)
+        write_parts(_OPERATION, folder, tag, runtime.place.rank, given, description, num_kept_partial_checkpoints)
 
 
-def _write(
+def write_parts(
+    operation: str,
     folder: str,
     tag: str,
     rank: int,
@@ -146,8 +159,8 @@ def _write(
             writer.commit(json.dumps(description), reports, keep=keep)
 
     try:
-        reports = on_all_ranks(_OPERATION, lambda: writer.write_part(f"part-{rank:05}.safetensors", given()))
-        on_all_ranks(_OPERATION, commit)
+        reports = on_all_ranks(operation, lambda: writer.write_part(f"part-{rank:05}.safetensors", given()))
+        on_all_ranks(operation, commit)
     except CheckpointError:
         if rank == 0:
             with contextlib.suppress(ShardwrightError):  # the error is told that came first
@@ -169,7 +182,7 @@ def check_same(values: Sequence[Any], what: str) -> None:
             raise CheckpointError(f"ranks gave different values of {what}: {values[0]} on rank 0, {value} on {rank}")
 
 
-def _collect(part: _Part, runtime: Runtime, model: DistributedModel, given: Any, user_content: Any) -> None:
+def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, user_content: Any) -> None:
     """Find what this rank holds of everything."""
     if model.placement.replicas.is_accumulating:
         raise ShardwrightError(
@@ -177,11 +190,7 @@ def _collect(part: _Part, runtime: Runtime, model: DistributedModel, given: Any,
             "the step in which they are reduced"
         )
     tensors = ModelTensors(runtime, model)
-    for named in tensors.every:
-        if named.is_here:
-            own = list(named.pieces())
-            part.pieces += own
-            part.of_first.update(piece.name for piece in own if named.is_buffer)
+    part.add_model(tensors)
     encoder = Encoder(USER)
     about: dict[str, Any] = {"aliases": tensors.aliases}
     optimizer = optimizer_of(runtime, model, given)
@@ -226,15 +235,15 @@ def _check_values(told: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def _key(piece: Piece) -> _Key:
+def _key(piece: Piece) -> Key:
     return piece.name, piece.offset, piece.size
 
 
-def _assigned(told: Sequence[Mapping[str, Any]], rank: int) -> set[_Key]:
+def assigned(told: Sequence[Mapping[str, Any]], rank: int) -> set[Key]:
     """Choose for each piece one of the ranks that hold it, so that all write about the same; return this rank's."""
-    holders: dict[_Key, list[int]] = {}
-    sizes: dict[_Key, int] = {}
-    fixed: set[_Key] = set()
+    holders: dict[Key, list[int]] = {}
+    sizes: dict[Key, int] = {}
+    fixed: set[Key] = set()
     for holder, one in enumerate(told):
         for name, offset, size, nbytes, of_first, _ in one["pieces"]:
             key = name, tuple(offset), tuple(size)
@@ -253,7 +262,7 @@ def _assigned(told: Sequence[Mapping[str, Any]], rank: int) -> set[_Key]:
     return mine
 
 
-def _description(runtime: Runtime, model: DistributedModel, abouts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def description_of(runtime: Runtime, model: DistributedModel, abouts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the manifest says besides tensors."""
     place, ownership = runtime.place, model.placement.ownership
     first = abouts[0]

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from shardwright.errors import CheckpointError, FrameError, PeerLostError, ShardwrightError, StallError
+from shardwright.errors import CheckpointError, FrameError, ShardwrightError
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import Runtime, current_runtime
@@ -30,13 +30,7 @@ def on_all_ranks(operation: str, work: Callable[[], T]) -> list[T]:
     except Exception as caught:
         error = caught
     problem = None if error is None else _told(error)
-    try:
-        told = gathered(operation, (problem, socket.gethostname(), result), WORLD)
-    except (StallError, PeerLostError) as lost:
-        lost.add_note(
-            f"all ranks of the job have to call {operation}: write it outside of `if smp.rank() == 0:` and the like"
-        )
-        raise
+    told = gathered(operation, (problem, socket.gethostname(), result), WORLD)
     problems = {rank: (text, host) for rank, (text, host, _) in enumerate(told) if text is not None}
     if problems:
         ranks = "all ranks" if len(problems) == len(told) > 1 else f"rank {min(problems)}"

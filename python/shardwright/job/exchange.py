@@ -9,7 +9,7 @@ from typing import Any
 from shardwright import _core
 from shardwright.errors import PeerLostError
 from shardwright.job.runtime import Runtime
-from shardwright.job.waiting import Wait
+from shardwright.job.waiting import GroupCall, Wait
 
 
 class Gathers:
@@ -27,7 +27,15 @@ class Gathers:
     def next(self, channel: str) -> tuple[int, int]:
         """Begin a gather on a channel, and return its number."""
         self._begun[channel] += 1
+        return self.newest(channel)
+
+    def newest(self, channel: str) -> tuple[int, int]:
+        """Return the number of the gather that was begun last on a channel."""
         return self.epoch, self._begun[channel]
+
+    def begun(self) -> dict[str, tuple[int, int]]:
+        """Return the number of the gather that was begun last on each channel."""
+        return {channel: self.newest(channel) for channel in list(self._begun)}
 
     def reset(self, epoch: int) -> None:
         """Restart counting, because some ranks had begun gathers that others will not call."""
@@ -45,12 +53,17 @@ def send_object(runtime: Runtime, rank: int, channel: str, spec: _core.Spec, par
 
 
 def receive_object(
-    runtime: Runtime, rank: int, channel: str, deadline: float | None = None, what: str | None = None
+    runtime: Runtime,
+    rank: int,
+    channel: str,
+    deadline: float | None = None,
+    what: str | None = None,
+    call: GroupCall | None = None,
 ) -> Any:
     """Receive an object from another rank, while checking for failures of the step.
 
-    ``what`` describes it in reports. Without a ``deadline`` (of the monotonic clock), it waits as long as the sender
-    lives.
+    ``what`` describes it in reports, and ``call`` is the call of a group that it belongs to, if it does. Without a
+    ``deadline`` (of the monotonic clock), it waits as long as the sender lives.
 
     Raises:
         TimeoutError: It did not come before the deadline.
@@ -59,7 +72,7 @@ def receive_object(
     if (received := _received(runtime, rank, channel, 0.1 if deadline is None else 0.0)) is not None:
         return received
     what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
-    with Wait(runtime, what, [rank], ends_by_message=deadline is None) as wait:
+    with Wait(runtime, what, [rank], ends_by_message=deadline is None, call=call) as wait:
         while True:
             if (received := _received(runtime, rank, channel, 0.1)) is not None:
                 return received

@@ -9,11 +9,12 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from shardwright.errors import ShardwrightError
+from shardwright.errors import PeerLostError, ShardwrightError, StallError
 from shardwright.job.exchange import Gathers, receive_object, send_object
 from shardwright.job.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
 from shardwright.job.received import decode_from
 from shardwright.job.runtime import Runtime, current_runtime
+from shardwright.job.waiting import GroupCall
 from shardwright.values import encode
 
 _CHANNEL = "objects"
@@ -127,16 +128,18 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
     runtime = current_runtime()
     ranks = group_ranks(group)
     channel = f"gather {group.value}"
-    call = runtime[Gathers].next(channel)
+    call = GroupCall(operation, channel, runtime[Gathers].next(channel), list(ranks))
     receivers = ranks[:1] if to_first else ranks
-    for rank in receivers:
-        if rank != runtime.place.rank:
-            send_on(runtime, rank, channel, (call, operation, obj))
-    if runtime.place.rank not in receivers:
-        return []
-    return [
-        obj if rank == runtime.place.rank else _object_of(runtime, rank, channel, call, operation) for rank in ranks
-    ]
+    try:
+        for rank in receivers:
+            if rank != runtime.place.rank:
+                send_on(runtime, rank, _lane(channel, call.number), (call.number, operation, obj))
+        if runtime.place.rank not in receivers:
+            return []
+        return [obj if rank == runtime.place.rank else _object_of(runtime, rank, call) for rank in ranks]
+    except (StallError, PeerLostError) as lost:
+        lost.add_note(call.advice)
+        raise
 
 
 def tell_gathering(operation: str, obj: Any, group: CommGroup) -> None:
@@ -147,20 +150,27 @@ def tell_gathering(operation: str, obj: Any, group: CommGroup) -> None:
     for rank in group_ranks(group):
         if rank != runtime.place.rank:
             with contextlib.suppress(ShardwrightError):  # one that is gone needs no word
-                send_on(runtime, rank, channel, (call, operation, obj))
+                send_on(runtime, rank, _lane(channel, call), (call, operation, obj))
 
 
-def _object_of(runtime: Runtime, rank: int, channel: str, call: tuple[int, int], operation: str) -> Any:
+def _lane(channel: str, number: tuple[int, int]) -> str:
+    """Where messages of a gather travel: apart from those of before ranks waited in vain, which may still be read."""
+    epoch, _ = number
+    return f"{channel}, {epoch}"
+
+
+def _object_of(runtime: Runtime, rank: int, call: GroupCall) -> Any:
+    operation, lane = call.operation, _lane(call.channel, call.number)
     while True:
-        received = receive_object(runtime, rank, channel, what=f"rank {rank} to come to {operation}")
+        received = receive_object(runtime, rank, lane, what=f"rank {rank} to come to {operation}", call=call)
         theirs, what, obj = decode_from(runtime, rank, *received)
-        if theirs == call and what == operation:
+        if theirs == call.number and what == operation:
             return obj
-        if theirs >= call:
+        if theirs >= call.number:
             calls = "more calls of it" if what == operation else what
             raise ShardwrightError(
                 f"rank {runtime.place.rank} is in {operation} and rank {rank} in {calls}: all ranks of a group have to "
-                "call the same barriers, gathers, state dicts and clips in the same order"
+                f"call the same barriers, gathers, state dicts and clips in the same order, so {call.advice}"
             )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -23,6 +24,30 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1e-5, 1e-3
 
 
 _numbers = itertools.count(1)
+
+
+class GroupCall(NamedTuple):
+    """A call that all ranks of a group have to make.
+
+    Attributes:
+        operation: The function, as scripts call it.
+        channel: On which its objects travel.
+        number: Its number on that channel.
+        ranks: The group.
+    """
+
+    operation: str
+    channel: str
+    number: tuple[int, int]
+    ranks: list[int]
+
+    @property
+    def advice(self) -> str:
+        """What to write."""
+        return (
+            f"ranks {', '.join(map(str, self.ranks))} have to call {self.operation}: write it outside of "
+            "`if smp.rank() == 0:` and the like"
+        )
 
 
 class StallObserver(Protocol):
@@ -53,13 +78,17 @@ class Wait:
         *,
         ends_by_message: bool = False,
         collective: int | None = None,
+        call: GroupCall | None = None,
     ) -> None:
         """Begin to wait for what ``what`` describes, which needs the ranks ``needed``.
 
         ``ends_by_message`` tells that only an object sent by another rank's script can end the wait. A ``collective``
-        has an index among those of the needed ranks, where they are counted.
+        has an index among those of the needed ranks, where they are counted. ``call`` is the call of a group in which
+        this rank waits for the others.
         """
         self.number = next(_numbers)
+        self.call = call
+        self.thread = threading.get_ident()
         self.ends_by_message = ends_by_message
         self.collective = None if collective is None else (needed, collective)
         #: When the last check that found nothing began.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Self
@@ -10,6 +11,7 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.model.placement import Placement
+from shardwright.model.pretrained import PretrainedFolders
 from shardwright.model.sharded_state import load_whole_state_dict, whole_state_dict
 from shardwright.model.state_dict import (
     PARTIAL_KEY,
@@ -135,6 +137,39 @@ class Saving(nn.Module):
                 strict,
             )
         return load_state_dict(self.module, state_dict, strict, same_partition_load, ownership=ownership)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "5GB") -> None:
+        """Write the model in the layout of ``transformers``, for ``from_pretrained``. Every rank must call this.
+
+        The folder gets safetensors files, an index if there are several, ``config.json`` and ``generation_config.json``
+        of models that have these. No rank has the whole model in memory. Meanwhile the disk holds the model twice.
+
+        Args:
+            folder: The folder, to which all ranks have access. Files of an earlier model are replaced, others stay.
+            max_shard_size: The largest size of a file, in bytes or as ``"5GB"``; a larger tensor is in one by itself.
+
+        Raises:
+            CheckpointError: It failed on a rank.
+        """
+        self._folders().save(self, folder, max_shard_size)  # type: ignore[arg-type]
+
+    def load_pretrained(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
+        """Load what ``save_pretrained`` of ``transformers`` or of this class has written. Every rank must call this.
+
+        Each rank reads the bytes of what it holds. A model that is not divided yet gets its values when it is. Values
+        are converted to the dtypes of the model.
+
+        Args:
+            folder: The folder with ``model.safetensors``, or with the files of ``model.safetensors.index.json``.
+            strict: Refuse missing and unexpected names, except those that the model's class says do not matter.
+
+        Raises:
+            CheckpointError: It failed on a rank: there is no such folder, a file is damaged, or names or shapes differ.
+        """
+        self._folders().load(self, folder, strict=strict)  # type: ignore[arg-type]
+
+    def _folders(self) -> PretrainedFolders:
+        return self.placement.runtime[PretrainedFolders]  # type: ignore[type-abstract]
 
     def _load_from_state_dict(
         self,

@@ -6,8 +6,9 @@ import sys
 from types import FrameType
 
 _SAVE = (
-    "gather them with state = model.state_dict() on every rank of the pipeline, and then on one of them call "
-    "model.module.save_pretrained(folder, state_dict=state)"
+    "call model.save_pretrained(folder) of the smp.DistributedModel on every rank; or gather them with state = "
+    "model.state_dict() on every rank of the pipeline, and on one of them call model.module.save_pretrained(folder, "
+    "state_dict=state)"
 )
 _MERGE = (
     "build the model in a process that does not divide it, load what model.state_dict() gave on every rank of the "

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import sysconfig
 import threading
 import time
 import traceback
 from types import FrameType
 from typing import Any, NamedTuple
+
+import torch
 
 from shardwright import _core
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
@@ -17,6 +21,7 @@ from shardwright.failure_text import sendable
 from shardwright.job.exchange import Gathers
 from shardwright.job.objects import send_on
 from shardwright.job.runtime import Runtime
+from shardwright.stalls.lone_calls import LoneCalls
 from shardwright.stalls.wait_state import wait_state_of
 from shardwright.values import decode
 
@@ -28,6 +33,13 @@ _ANSWER_SECONDS = 3.0
 #: Rank r takes over from rank 0 if no report has begun after this long times r.
 _SUBSTITUTE_SECONDS = 5.0
 _MAX_CALLS = 12
+#: Where libraries are, and code that has no file.
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(torch.__file__)),
+    os.path.dirname(_core.__file__),
+    sysconfig.get_path("stdlib"),
+    "<",
+)
 
 
 class _EndlessWait(NamedTuple):
@@ -62,6 +74,9 @@ class StallReporter:
         self._detector = _core.DeadlockDetector(runtime.place.rank, self._others)
         self._deadlock: _EndlessWait | None = None
         self._found_deadlock = threading.Event()
+        #: When to fail which step, and why.
+        self._failing: tuple[float, int, str] | None = None
+        self._lone_calls = LoneCalls(runtime, self._script, self, self._end_lone_call)
 
     def start(self) -> None:
         """Start the thread."""
@@ -104,12 +119,18 @@ class StallReporter:
             self._begin_report()
         if self._deadline is not None and (now > self._deadline or len(self._answers) == len(self._others)):
             self._finish_report()
+        if self._failing is not None and now > self._failing[0]:
+            _, step, text = self._failing
+            self._failing = None
+            if self._runtime.step.running and self._runtime.step.number == step:
+                self._fail_step(step, text)
+        self._lone_calls.poll(now)
         announcement = self._detector.update(*wait_state_of(self._runtime), now, self.describe)
         if announcement is not None:
-            self._send_to_all({"kind": "waits", "announcement": announcement})
+            self.send_to_all({"kind": "waits", "announcement": announcement})
         if self._detector.proof is not None:
             number, proof = self._detector.round, self._detector.proof
-            self._send_to_all({"kind": "deadlock", "round": number, "text": proof})
+            self.send_to_all({"kind": "deadlock", "round": number, "text": proof})
             self._end_deadlock(number, proof)
 
     def _end_deadlock(self, number: int, proof: str) -> None:
@@ -128,19 +149,49 @@ class StallReporter:
             f"save, barrier or a step function, called by some ranks only?); state of all ranks:\n{proof}"
         )
         if wait_id is not None and wait_id[0] == "wait":
-            self._deadlock = _EndlessWait(wait_id[1], text, time.monotonic())
-            self._found_deadlock.set()
+            self._end_wait(wait_id[1], text)
         elif wait_id is not None and runtime.step.running:
-            runtime[WorkerPool].error = runtime[WorkerPool].error or StallError(text)
-            runtime.server.fail(
-                module=None,
-                microbatch=None,
-                phase=None,
-                kind=StallError.__qualname__,
-                message=text,
-                traceback="",
-                step=step,
-            )
+            self._fail_step(step, text)
+
+    def _end_wait(self, number: int, text: str, later: float = 0.0) -> None:
+        """Make the script raise in the wait with this number, ``later`` seconds after it would at once."""
+        self._deadlock = _EndlessWait(number, text, time.monotonic() + later)
+        self._found_deadlock.set()
+
+    def _fail_step(self, step: int, text: str) -> None:
+        runtime = self._runtime
+        runtime[WorkerPool].error = runtime[WorkerPool].error or StallError(text)
+        runtime.server.fail(
+            module=None,
+            microbatch=None,
+            phase=None,
+            kind=StallError.__qualname__,
+            message=text,
+            traceback="",
+            step=step,
+        )
+
+    def _end_lone_call(self, step: int, text: str) -> None:
+        """End on all ranks what waits for this one, whose newest step has that number and whose call cannot end."""
+        number = max(self._detector.round, self._runtime[Gathers].epoch) + 1
+        self.send_to_all({"kind": "lone call", "round": number, "step": step, "text": text})
+        self._end_calls(number, step, text)
+
+    def _end_calls(self, number: int, step: int, text: str) -> None:
+        """Make the script raise in a call of a group, or in a step later than that which cannot end."""
+        runtime = self._runtime
+        if number <= runtime[Gathers].epoch:
+            return
+        waits, own = list(runtime.waits), runtime.step.number
+        self._detector.reset(number)
+        runtime[Gathers].reset(number)
+        in_step = runtime.step.running and own > step
+        # First all ranks count anew: a step that fails on one fails on all, which then call what comes next.
+        if waits and (in_step or waits[-1].call is not None):
+            # Steps fail before a call raises, after which its rank would enter them.
+            self._end_wait(waits[-1].number, text, later=(2 if in_step else 4) * _POLL_SECONDS)
+        elif in_step:
+            self._failing = (time.monotonic() + 2 * _POLL_SECONDS, own, text)
 
     def check(self, wait: int, failed: BaseException | None = None) -> None:
         """Raise if all ranks wait for one another, this one in the wait with this number.
@@ -159,7 +210,7 @@ class StallReporter:
             raise StallError(found.text) from None
 
     def _request(self) -> None:
-        if self._runtime.place.rank != 0 and self._send(0, {"kind": "request"}):
+        if self._runtime.place.rank != 0 and self.send(0, {"kind": "request"}):
             self._requested_at = time.monotonic()
         else:
             self._begin_report()
@@ -169,11 +220,17 @@ class StallReporter:
             self._detector.receive(rank, message["announcement"])
         elif message["kind"] == "deadlock":
             self._end_deadlock(message["round"], message["text"])
+        elif message["kind"] == "lone call":
+            self._end_calls(message["round"], message["step"], message["text"])
+        elif message["kind"] == "where":
+            self._lone_calls.asked(rank, message)
+        elif message["kind"] == "there":
+            self._lone_calls.answered(rank, message)
         elif message["kind"] == "request":
             self._begin_report()
         elif message["kind"] == "describe":
             self._requested_at = None
-            self._send(rank, {"kind": "description", "number": message["number"], "text": self.describe()})
+            self.send(rank, {"kind": "description", "number": message["number"], "text": self.describe()})
         elif message["number"] == self._number and self._deadline is not None:
             self._answers[rank] = message["text"]
 
@@ -187,7 +244,7 @@ class StallReporter:
         self._answers.clear()
         self._deadline = now + _ANSWER_SECONDS
         for rank in self._others:
-            if not self._send(rank, {"kind": "describe", "number": self._number}):
+            if not self.send(rank, {"kind": "describe", "number": self._number}):
                 self._answers[rank] = f"rank {rank} is gone"
 
     def _finish_report(self) -> None:
@@ -205,11 +262,13 @@ class StallReporter:
             f"lock, or is frozen {heard}".rstrip()
         )
 
-    def _send_to_all(self, message: dict[str, Any]) -> None:
+    def send_to_all(self, message: dict[str, Any]) -> None:
+        """Send a message to the reporters of all other ranks."""
         for rank in self._others:
-            self._send(rank, message)
+            self.send(rank, message)
 
-    def _send(self, rank: int, message: dict[str, Any]) -> bool:
+    def send(self, rank: int, message: dict[str, Any]) -> bool:
+        """Send a message to the reporter of another rank; whether it is there."""
         try:
             send_on(self._runtime, rank, _CHANNEL, message)
         except ShardwrightError:
@@ -230,6 +289,15 @@ class StallReporter:
             if frame is not None:
                 lines += [f"  stack of {name}:", *_stack(frame)]
         return "\n".join(lines)
+
+    def script_line(self) -> str:
+        """Where the script is: the innermost line that is not of a library."""
+        frame = sys._current_frames().get(self._script)
+        while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+            frame = frame.f_back
+        if frame is None:
+            return "at an unknown place"
+        return sendable(f"at {frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}")
 
 
 def _stack(frame: FrameType) -> list[str]:

@@ -12,6 +12,7 @@ import common
 import shardwright as smp
 import torch
 from common import say
+from shardwright.stalls import lone_calls
 
 LARGE_BYTES = 400_000_000
 
@@ -132,6 +133,84 @@ def barrier_meets_a_gather(job: common.TrainingJob) -> None:
         smp.barrier()
 
 
+def beside_a_thread(wait: Callable[[], object]) -> None:
+    """A thread of the script's own runs, which might send what others wait for: that all wait proves nothing then."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        wait()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def save_of_one_rank(job: common.TrainingJob) -> None:
+    def wait() -> None:
+        if smp.rank() == 0:
+            smp.save_checkpoint(f"/nowhere-{os.getpid()}", "a")
+        job.exact_step()
+
+    beside_a_thread(wait)
+
+
+def save_of_the_last_rank(job: common.TrainingJob) -> None:
+    def wait() -> None:
+        if smp.rank() == smp.size() - 1:
+            smp.save_checkpoint(f"/nowhere-{os.getpid()}", "a")
+        job.exact_step()
+
+    beside_a_thread(wait)
+
+
+def save_meets_a_state_dict(job: common.TrainingJob) -> None:
+    beside_a_thread(lambda: job.model.state_dict() if smp.rank() else smp.save_checkpoint("/nowhere", "a"))
+
+
+def save_at_the_end(job: common.TrainingJob) -> None:
+    if smp.rank() == 0:
+        smp.save_checkpoint(f"/nowhere-{os.getpid()}", "a")
+
+
+def slow_evaluation(job: common.TrainingJob) -> None:
+    """Rank 1 comes late to each call, and is named; nothing is raised."""
+    lone_calls.WARN_SECONDS = 1.0
+
+    def wait() -> None:
+        if smp.rank() == 1:
+            time.sleep(4)
+        assert smp.allgather(smp.rank(), smp.WORLD) == list(range(smp.size()))
+        job.exact_step()
+
+    beside_a_thread(wait)
+    wait()
+
+
+def on_after_a_lone_save(job: common.TrainingJob) -> None:
+    """All ranks catch the error, and what they do then is exact."""
+    for turn in range(2):
+        try:
+            beside_a_thread(lambda: save_meets_a_step(job))
+        except smp.ShardwrightError as error:
+            say("raised", kind=type(error).__name__, text=str(error), notes=getattr(error, "__notes__", []))
+        else:
+            raise AssertionError("no lone call was found")
+        if smp.rank() == 0:
+            try:  # the step that failed elsewhere, while this rank waited before it, fails here as well
+                job.train(job.model, torch.ones(common.BATCH, common.WIDTH, dtype=torch.float64))
+            except smp.ShardwrightError as error:
+                say("raised again", kind=type(error).__name__)
+        assert smp.allgather(turn + smp.rank(), smp.WORLD) == [turn + rank for rank in range(smp.size())]
+        say("worst", errors=[job.exact_step() for _ in range(2)])
+
+
+def save_meets_a_step(job: common.TrainingJob) -> None:
+    if smp.rank() == 0:
+        smp.save_checkpoint(f"/nowhere-{os.getpid()}", "a")
+    else:
+        job.train(job.model, torch.ones(common.BATCH, common.WIDTH, dtype=torch.float64))
+
+
 SCENARIOS: dict[str, Callable[[common.TrainingJob], None]] = {
     each.__name__.replace("_", " "): each
     for each in (
@@ -147,6 +226,12 @@ SCENARIOS: dict[str, Callable[[common.TrainingJob], None]] = {
         busy,
         on_after_a_stall,
         barrier_meets_a_gather,
+        save_of_one_rank,
+        save_of_the_last_rank,
+        save_meets_a_state_dict,
+        save_at_the_end,
+        slow_evaluation,
+        on_after_a_lone_save,
     )
 }
 
@@ -159,7 +244,7 @@ def main() -> None:
         for name in sys.argv[1:]:
             SCENARIOS[name](job)
     except smp.ShardwrightError as error:
-        say("raised", kind=type(error).__name__, text=str(error))
+        say("raised", kind=type(error).__name__, text=str(error), notes=getattr(error, "__notes__", []))
         raise
     say("done")
 
