@@ -111,7 +111,7 @@ def load_full(
     return contents[0]
 
 
-def as_distributed(runtime: Runtime, model: DistributedModel, state: dict[str, Any]) -> dict[str, Any]:
+def as_distributed(runtime: Runtime, model: DistributedModel, state: State) -> dict[str, Any]:
     """Return a state dict of the model in one process with the names and layouts of its distributed modules."""
     result = dict(state)
     for prefix, module in ModelTensors(runtime, model).replaced():
@@ -131,6 +131,22 @@ def as_distributed(runtime: Runtime, model: DistributedModel, state: dict[str, A
             for name in names:
                 result.pop(name, None)
             result[prefix + ours] = joined
+    return result
+
+
+def as_in_one_process(runtime: Runtime, model: DistributedModel, state: State) -> dict[str, Any]:
+    """Return a whole state dict of the model with the names and layouts that it has in one process."""
+    result = dict(state)
+    for prefix, module in ModelTensors(runtime, model).replaced():
+        for ours, origins in module.origins.items():
+            joined = result.pop(prefix + ours, None)
+            if joined is None:
+                continue
+            for origin in origins:
+                whole = result.setdefault(prefix + origin.name, joined.new_empty(origin.shape))
+                laid_out = whole.mT if origin.transposed else whole
+                for first, theirs, rows in origin.rows:
+                    laid_out[theirs : theirs + rows] = joined[first : first + rows]
     return result
 
 

@@ -166,6 +166,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
                 With ``average_grads_across_microbatches=False``, or with a communication hook, nothing is divided.
 
         Raises:
+            ConfigError: The job's ``pipeline`` is ``_only_forward``.
             ShardwrightError: Called outside a step with several pipeline ranks, or only some microbatches of the step
                 have a weight.
             ValueError: The weight is not a single number that is 0 or from 1e-30 to 1e30, or a tensor's dtype cannot
@@ -255,6 +256,9 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         if not self._options["overlapping_allreduce"]:
             raise ConfigError("register_comm_hook needs overlapping_allreduce=True")
         self.placement.replicas.register_comm_hook(state, hook)
+
+    #: The older name, as it was before the method was public.
+    _register_comm_hook = register_comm_hook
 
     def join(
         self,
