@@ -14,11 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.compat import accepted
-from tests.compat.found import JOBS, refused
-from tests.compat.interface import KEYS, SYMBOLS
+from tests.compat.interface import KEYS
+from tests.compat.lookup import refused_symbols, wrong_symbols
 from tests.compat.runs import RUNS, Outcome, Run, compare
-from tests.jobs.forked import ROOT
-from tests.jobs.ranks import outputs_of_ranks
 
 
 def attempt(run: Run) -> Outcome:
@@ -30,26 +28,13 @@ def attempt(run: Run) -> Outcome:
             return Outcome(run, why=str(error))
 
 
-def missing_symbols() -> list[str]:
-    """Return what is wrong with symbols that should be here."""
-    found: set[str] = set()
-    looked_at: set[str] = set()
-    for name, job in JOBS.items():
-        out, *_ = outputs_of_ranks("-m", "tests.compat.found", name, ranks=job.ranks, folder=ROOT)
-        report = json.loads(out.splitlines()[-1])
-        found.update(report["problems"])
-        looked_at.update(report["looked_at"])
-    expected = {symbol.name for symbol in SYMBOLS if not symbol.refused}
-    return sorted([*found, *(f"{name} was not looked at" for name in expected - looked_at)])
-
-
 def main() -> int:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__)
     parser.add_argument("patterns", nargs="*", help="runs whose names contain one of these; all by default")
     chosen = parser.parse_args().patterns
     runs = [run for run in RUNS if not chosen or any(one.lower() in run.name.lower() for one in chosen)]
-    symbols, keys = missing_symbols(), [each for key in KEYS for each in accepted.problems(key)]
+    symbols, keys = wrong_symbols(), [each for key in KEYS for each in accepted.problems(key)]
     for each in (*symbols, *keys):
         print(f"compat: {each}", file=sys.stderr)
     table = Table("script", "ranks", "losses", "worst relative difference", "allowed", "seconds", "result")
@@ -68,7 +53,7 @@ def main() -> int:
         "runs": len(runs),
         "failed": failed,
         "symbols_missing": len(symbols),
-        "symbols_refused": len(refused()),
+        "symbols_refused": len(refused_symbols()),
         "keys_wrong": len(keys),
         "keys_refused": len(accepted.refused()),
     }

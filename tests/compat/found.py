@@ -11,31 +11,16 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import smdistributed.modelparallel.torch as smp
 import torch
 from torch import nn
 
-from tests.compat.interface import OLD_VERSIONS, SYMBOLS, Symbol
+from tests.compat.interface import SYMBOLS, Symbol
+from tests.compat.lookup import JOBS
 
 _SMALL: dict[str, Any] = {"num_attention_heads": 2, "attention_head_size": 4, "hidden_size": 8, "intermediate_size": 16}
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job in which some attributes exist.
-
-    Attributes:
-        ranks: How many ranks it has.
-        config: Its configuration.
-        made: The objects that have them, by ``Symbol.made``.
-    """
-
-    ranks: int
-    config: Mapping[str, Any]
-    made: Callable[[], dict[str, Any]]
 
 
 def _plain() -> dict[str, Any]:
@@ -65,18 +50,7 @@ def _sharded() -> dict[str, Any]:
     return {"sharded parameter": model.module.weight, "sharded optimizer": optimizer}
 
 
-JOBS = {
-    "plain": Job(1, {}, _plain),
-    "float16": Job(1, {"fp16": True}, _float16),
-    "sharded": Job(
-        2, {"ddp": True, "sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 0}, _sharded
-    ),
-}
-
-
-def refused() -> list[Symbol]:
-    """Return the symbols that are not here, for a reason."""
-    return [symbol for symbol in (*SYMBOLS, *OLD_VERSIONS) if symbol.refused]
+_MADE: dict[str, Callable[[], dict[str, Any]]] = {"plain": _plain, "float16": _float16, "sharded": _sharded}
 
 
 def problem(symbol: Symbol, made: Mapping[str, Any]) -> str | None:
@@ -94,10 +68,8 @@ def problem(symbol: Symbol, made: Mapping[str, Any]) -> str | None:
 def _value(symbol: Symbol, made: Mapping[str, Any]) -> Any:
     if symbol.made:
         value, names = made[symbol.made], symbol.name.split(".")
-        if symbol.made in ("state", "model"):  # what follows `smp.state` and `smp.DistributedModel`
-            names = names[2:]
-        else:
-            names = names[-1:]
+        # What follows `smp.state` and `smp.DistributedModel`, or the name of a class.
+        names = names[2:] if symbol.made in ("state", "model") else names[-1:]
     else:
         module, names = symbol.place
         value = importlib.import_module(module)
@@ -137,9 +109,8 @@ def _wrong_arguments(symbol: Symbol, value: Any) -> str | None:
 def main() -> int:
     """Look at what one job has."""
     name = sys.argv[1]
-    job = JOBS[name]
-    smp.init(dict(job.config))
-    made = job.made()
+    smp.init(dict(JOBS[name].config))
+    made = _MADE[name]()
     looked_at = [symbol for symbol in SYMBOLS if not symbol.refused and (symbol.made in made or not symbol.made)]
     problems = [found for symbol in looked_at if (found := problem(symbol, made)) is not None]
     if smp.rank() == 0:

@@ -35,6 +35,7 @@ MODULES = frozenset(
         "torch/patches/checkpoint",
     }
 )
+#: The suffixes of files that Python imports.
 _SUFFIXES = (".py", ".pyc", ".so")
 
 
@@ -58,9 +59,10 @@ def check_alone(here: Path) -> None:
 
 
 def _strangers(here: Path) -> list[Path]:
-    """Return files in the package's folder that are not of this distribution."""
-    files = (one for one in sorted(here.rglob("*")) if one.suffix in _SUFFIXES and "__pycache__" not in one.parts)
-    return [one for one in files if one.relative_to(here).with_suffix("").as_posix() not in MODULES]
+    """Return files of modules in the package's folder that are not of this distribution."""
+    files = (one for one in sorted(here.rglob("*")) if one.suffix in _SUFFIXES)
+    own = {here / f"{name}.py" for name in MODULES}
+    return [one for one in files if one not in own and one.parent.name != "__pycache__"]
 
 
 def _elsewhere(here: Path) -> list[Path]:

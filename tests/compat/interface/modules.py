@@ -34,9 +34,10 @@ def _translation(model: str, *names: str) -> tuple[Symbol, ...]:
     where = f"{SMP}.nn.huggingface.{model}"
     back = f"translate_state_dict_to_hf_{model}"
     there = (f"translate_hf_state_dict_to_smdistributed_{model}", *names)
-    return (
-        Symbol(f"{model}.{back}", _TRANSLATED, "(state_dict, max_seq_len=None)", f"{where}:{back}"),
-        *(Symbol(f"{model}.{name}", _TRANSLATED, "(state_dict)", f"{where}:{name}") for name in there),
+    names = ((back, "(state_dict, max_seq_len=None)"), *((name, "(state_dict)") for name in there))
+    return tuple(
+        Symbol(f"{model}.{name}", _TRANSLATED, signature, f"{where}:{name}", here=f"shardwright.nn.huggingface.{model}")
+        for name, signature in names
     )
 
 
@@ -110,6 +111,7 @@ MODULES: tuple[Symbol, ...] = (
             name,
             _TRANSLATED,
             path=f"shardwright.nn.attention:AttentionOptions.__annotations__.{ours}",
+            here=ours,
             differs="Of the configuration of GPT-2, and of GPT-J where that has it.",
         )
         for name, ours in (

@@ -19,6 +19,7 @@ class Symbol:
         signature: Its parameters with their defaults, as in a ``def``; None if it is not called.
         path: Where it is, ``module:name.of.attribute``; by default what ``name`` says.
         made: Of an attribute that only objects have: how the object is made, a name in ``tests.compat.found``.
+        here: What a script that imports ``shardwright as smp`` writes, where that is something else.
         differs: What is different here, and why.
         other_defaults: Parameters whose defaults differ; ``differs`` says how.
         refused: Why it is not here.
@@ -29,6 +30,7 @@ class Symbol:
     signature: str | None = None
     path: str = ""
     made: str = ""
+    here: str = ""
     differs: str = ""
     other_defaults: tuple[str, ...] = ()
     refused: str = ""

@@ -13,7 +13,7 @@ _HALF = "shardwright.optimizer.half_precision:HalfPrecision"
 _KINDS = ("mp", "dp", "pp", "tp", "rdp")
 
 SYMBOLS: tuple[Symbol, ...] = (
-    Symbol("smp", _START, path=SMP, differs="All of `shardwright` is there too."),
+    Symbol("smp", _START, path=SMP, here="import shardwright as smp", differs="All of `shardwright` is there too."),
     Symbol("smp.init", _START, "(config=None)"),
     Symbol("smp.is_initialized", _START, "()"),
     Symbol("smp.is_tracing", _START, "()"),
@@ -24,13 +24,21 @@ SYMBOLS: tuple[Symbol, ...] = (
         "smdistributed.modelparallel.__version__",
         _START,
         path="smdistributed.modelparallel:__version__",
+        here="smp.__version__",
         differs="1.15.0, the last version of the interface that is here.",
     ),
-    Symbol("smdistributed.modelparallel.torch.exceptions", _START, path=f"{SMP}.exceptions", differs="See below."),
+    Symbol(
+        "smdistributed.modelparallel.torch.exceptions",
+        _START,
+        path=f"{SMP}.exceptions",
+        here="smp.ShardwrightError",
+        differs="See below.",
+    ),
     Symbol(
         "smdistributed.modelparallel.backend.exceptions",
         _START,
         path="smdistributed.modelparallel.backend.exceptions",
+        here="smp.ShardwrightError",
         differs="Both modules have all exception classes of this library; the names of the original's are not public.",
     ),
     *(Symbol(f"smp.{name}", _RANKS, "()") for name in ("rank", "size", "local_rank", "local_size")),
@@ -224,24 +232,28 @@ SYMBOLS: tuple[Symbol, ...] = (
         _MEMORY,
         "(module, *args, preserve_rng_state=True)",
         path=f"{SMP}.patches.checkpoint:checkpoint",
+        here="smp.checkpoint",
     ),
     Symbol(
         "smdistributed.modelparallel.torch.patches.checkpoint.checkpoint_sequential",
         _MEMORY,
         '(sequential, input, strategy="each", preserve_rng_state=True, pack_args_as_tuple=False)',
         path=f"{SMP}.patches.checkpoint:checkpoint_sequential",
+        here="smp.checkpoint_sequential",
     ),
     Symbol(
         "smp.save",
         _CHECKPOINTS,
-        "(obj, f, partial=True, pickle_module=pickle, pickle_protocol=2, v3=False)",
+        here="smp.save(obj, f, partial=True, *, v3=False)",
+        signature="(obj, f, partial=True, pickle_module=pickle, pickle_protocol=2, v3=False)",
         differs="Files are in the format of safetensors: `pickle_protocol` has no effect, and a `pickle_module` other "
         "than `pickle` is refused.",
     ),
     Symbol(
         "smp.load",
         _CHECKPOINTS,
-        "(f, map_location=None, pickle_module=pickle, pickle_load_args=None, partial=True, back_compat=False)",
+        here="smp.load(f, map_location=None, partial=True, *, v3=False)",
+        signature="(f, map_location=None, pickle_module=pickle, pickle_load_args=None, partial=True, back_compat=False)",
         differs="Reads its own files, and those of `torch.save` that `weights_only=True` takes. `pickle_load_args` "
         "are refused.",
     ),
