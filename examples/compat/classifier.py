@@ -77,7 +77,7 @@ def train_step(model, scaler, args, pictures, targets):
     with autocast(args, pictures.device.type):
         output = model(pictures)
         loss = functional.nll_loss(output.float(), targets, reduction="mean")
-    model.backward(scaler.scale(loss) if scaler is not None else loss)
+    model.backward(scaler.scale(loss))
     return output, loss
 
 

@@ -98,6 +98,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grad_clip", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--activation_checkpointing", type=flag, default=False)
+    parser.add_argument("--activation_strategy", default="each", help="each, contiguous or group_2, group_3, ...")
     parser.add_argument("--manual_partition", type=flag, default=False)
     parser.add_argument("--static_loss_scale", type=float)
     parser.add_argument("--dynamic_loss_scale", type=flag, default=True)
@@ -182,7 +183,7 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     torch.manual_seed(args.seed)
     with smp.model_creation(
-        tensor_parallelism=smp.tp_size() > 1 or smp.state.cfg.delayed_parameter_initialization,
+        tensor_parallelism=smp.tp_size() > 1,
         dtype=torch.float16 if args.fp16_params else torch.get_default_dtype(),
         **given(args, LAYERS),
     ):
@@ -193,13 +194,17 @@ def main() -> None:
 
     model = smp.DistributedModel(model, **given(args, MODEL))
     module = model.get_module()
-    layers = module.transformer.h
+    # Layers that tensor parallelism has replaced have the name of those of smp.nn.DistributedTransformer.
+    distributed = smp.tp_size() > 1
+    layers = module.transformer.seq_layers if distributed else module.transformer.h
     if args.manual_partition:
         per_stage = -(-len(layers) // smp.pp_size())
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(layers.children()):
             smp.set_partition(layer, index // per_stage)
-    if args.activation_checkpointing:
-        for layer in layers:
+    if args.activation_checkpointing and distributed:
+        smp.set_activation_checkpointing(layers, strategy=args.activation_strategy)
+    elif args.activation_checkpointing:
+        for layer in layers.children():
             smp.set_activation_checkpointing(layer, preserve_rng_state=True)
     optimizer = torch.optim.AdamW(parameter_groups(model, args), lr=args.lr, betas=(0.9, 0.95))
     half = smp.state.cfg.fp16 or smp.state.cfg.bf16

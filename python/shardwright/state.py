@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardwright.checkpoints.full import as_distributed, as_in_one_process
 from shardwright.job.runtime import current_runtime
 from shardwright.model.models import Models
+from shardwright.model.translation import as_distributed, as_in_one_process, replaced
 
 #: Takes a whole state dict, and returns it with other names and layouts.
 Translation = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -25,11 +25,11 @@ class ModuleManager:
         replaced its modules; the second is the way back. Both leave other entries as they are. Without replaced
         modules the list is empty.
         """
-        runtime = current_runtime()
+        modules = [model.module for model in current_runtime()[Models].alive]
         return [
-            (functools.partial(as_in_one_process, runtime, model), functools.partial(as_distributed, runtime, model))
-            for model in runtime[Models].alive
-            if any(module.origins for module in model.distributed_modules())
+            (functools.partial(as_in_one_process, module), functools.partial(as_distributed, module))
+            for module in modules
+            if any(True for _ in replaced(module))
         ]
 
 

@@ -85,6 +85,8 @@ def translated() -> None:
     model = smp.DistributedModel(module)
     state = model.state_dict()
     assert state.keys() != expected.keys()
+    assert list(module.transformer.seq_layers) == list(model.distributed_modules())
+    assert module.transformer.seq_layers is module.transformer.h
     ((to_transformers, to_distributed),) = smp.state.module_manager.translate_functions
     found = to_transformers(state)
     assert found.keys() == expected.keys()
@@ -93,7 +95,15 @@ def translated() -> None:
     back = to_distributed(found)
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], values) for name, values in state.items())
-    model.load_state_dict(back)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    # A whole state dict is translated when it is loaded, unless it says that it needs none.
+    assert model.load_state_dict(expected) == ([], [])
+    assert all(torch.equal(values, model.state_dict()[name]) for name, values in state.items())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({**expected, "_smp_is_partial": False})
+    assert model.load_state_dict({**state, "_smp_is_partial": False}) == ([], [])
 
 
 def comm_hook() -> None:

@@ -132,6 +132,7 @@ RUNS: tuple[Run, ...] = (
                 microbatches=2,
                 optimize="memory",
                 activation_checkpointing=1,
+                activation_strategy="group_2",
                 offload_activations=1,
                 activation_loading_horizon=2,
             ),
@@ -203,7 +204,34 @@ RUNS: tuple[Run, ...] = (
     Run(
         "GPT-2, placed by hand",
         "gpt2",
-        jobs=(_options(partitions=2, microbatches=2, auto_partition=0, default_partition=0, manual_partition=1),),
+        jobs=(
+            _options(
+                partitions=2,
+                microbatches=2,
+                auto_partition=0,
+                default_partition=0,
+                manual_partition=1,
+                activation_checkpointing=1,
+            ),
+        ),
+    ),
+    Run(
+        "GPT-2, tensor parallelism, layers placed by hand",
+        "gpt2",
+        ranks=4,
+        jobs=(
+            _options(
+                partitions=2,
+                tensor_parallel_degree=2,
+                ddp=1,
+                microbatches=2,
+                prescaled_batch=1,
+                auto_partition=0,
+                default_partition=0,
+                manual_partition=1,
+            ),
+        ),
+        distributed=True,
     ),
     Run("BERT, LAMB with a scaler", "bert", parameters={"partitions": 2, "microbatches": 4}, quick=True),
     Run(

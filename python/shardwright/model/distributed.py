@@ -21,6 +21,7 @@ from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
 from shardwright.model.forwarding import ForwardsAttributes
 from shardwright.model.join import joined
+from shardwright.model.layers import name_layers
 from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
@@ -364,6 +365,7 @@ def _divided(module: nn.Module, runtime: Runtime) -> Result:
     divided = replace(module, runtime, built_in)
     if any(each.substitute for each in divided.replacements):
         prepare(divided.module, announce=runtime.place.rank == 0)
+        name_layers(divided.module)
     if runtime.place.rank == 0:
         announce(divided, len(runtime.place.tp_ranks))
     return divided

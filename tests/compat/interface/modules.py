@@ -80,7 +80,13 @@ MODULES: tuple[Symbol, ...] = (
         "Computed by PyTorch's attention; `triton_flash_attention` says which results are wanted, not which kernel.",
     ),
     _module("FusedLayerNorm", "(normalized_shape)"),
-    Symbol("DistributedTransformer.seq_layers", _NN, made="transformer"),
+    Symbol(
+        "DistributedTransformer.seq_layers",
+        _NN,
+        made="transformer",
+        differs="Of a model of `transformers` whose layers are replaced, it is its list of layers, an `nn.ModuleList`; "
+        "`smp.set_activation_checkpointing` takes each of them by itself.",
+    ),
     Symbol("DistributedTransformerLMHead.transformer", _NN, made="language model"),
     Symbol("DistributedTransformerLayer.attention", _NN, made="layer"),
     Symbol("DistributedTransformerLayer.output", _NN, made="layer"),
