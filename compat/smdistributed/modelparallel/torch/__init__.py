@@ -11,4 +11,4 @@ from smdistributed.modelparallel.torch import exceptions, patches
 from smdistributed.modelparallel.torch._files import load, save
 from smdistributed.modelparallel.torch._start import init
 
-__all__ = [*_names, "exceptions", "patches"]  # noqa: PLE0604
+__all__ = [*_names, "exceptions", "patches"]

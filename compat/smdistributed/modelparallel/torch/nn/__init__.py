@@ -3,4 +3,4 @@
 from shardwright.nn import *  # noqa: F403
 from shardwright.nn import __all__ as _names
 
-__all__ = [*_names]  # noqa: PLE0604
+__all__ = [*_names]
