@@ -46,9 +46,7 @@ def refuse_others(path: Iterable[str]) -> None:
             )
 
 
-def build_wheel(
-    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
-) -> str:
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     """Build the wheel; see PEP 517."""
     refuse_others(sys.path)
     name: str = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)

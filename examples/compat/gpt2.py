@@ -102,6 +102,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--manual_partition", type=flag, default=False)
     parser.add_argument("--static_loss_scale", type=float)
     parser.add_argument("--dynamic_loss_scale", type=flag, default=True)
+    parser.add_argument("--init_loss_scale", type=float, default=2.0**16)
     parser.add_argument("--checkpoint_dir", help="where checkpoints are")
     parser.add_argument("--checkpoint_freq", type=int, default=0, help="save after every so many steps")
     parser.add_argument("--num_kept_checkpoints", type=int, default=2)
@@ -214,7 +215,14 @@ def main() -> None:
             optimizer,
             static_loss_scale=args.static_loss_scale,
             dynamic_loss_scale=dynamic,
-            dynamic_loss_args={"init_scale": 2.0**16, "scale_window": 1000, "min_scale": 1, "delayed_shift": 2},
+            dynamic_loss_args={
+                "init_scale": args.init_loss_scale,
+                "scale_window": 1000,
+                "min_scale": 1,
+                "delayed_shift": 2,
+            }
+            if dynamic
+            else None,
         )
     else:
         optimizer = smp.DistributedOptimizer(optimizer)

@@ -143,9 +143,7 @@ def test_modules_are_marked_at_any_time_between_steps(
 
 
 @pytest.mark.parametrize("strategy", ["each", "contiguous", "group_2"])
-def test_modules_of_a_list_are_marked_one_by_one(
-    job: Job, strategy: str, again: list[list[str]]
-) -> None:
+def test_modules_of_a_list_are_marked_one_by_one(job: Job, strategy: str, again: list[list[str]]) -> None:
     class Listed(Model):
         def __init__(self) -> None:
             super().__init__()

@@ -100,8 +100,7 @@ def _wrong_arguments(symbol: Symbol, value: Any) -> str | None:
     needed = [
         one.name
         for one in further
-        if one.default is one.empty
-        and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     ]
     return f"arguments {needed} are needed" if needed else None
 

@@ -164,7 +164,19 @@ RUNS: tuple[Run, ...] = (
     Run(
         "GPT-2, float16 with a dynamic loss scale",
         "gpt2",
-        jobs=(_options(partitions=2, microbatches=4, fp16=1, _fp32_grad_accumulation=1),),
+        # A scale with which no gradient overflows: plain PyTorch leaves no update out.
+        jobs=(_options(partitions=2, microbatches=4, fp16=1, _fp32_grad_accumulation=1, init_loss_scale=2048),),
+        bar=5e-3,
+    ),
+    Run(
+        "GPT-2, float16 with a static loss scale, by tensor parallelism",
+        "gpt2",
+        jobs=(
+            _options(
+                tensor_parallel_degree=2, ddp=1, microbatches=2, fp16=1, prescaled_batch=1, static_loss_scale=1024
+            ),
+        ),
+        distributed=True,
         bar=5e-3,
     ),
     Run(
@@ -320,9 +332,7 @@ def _plain(run: Run, arguments: list[str]) -> dict[str, Any]:
     return report
 
 
-def _judged(
-    run: Run, found: list[float], expected: list[float], report: Mapping[str, Any], parameters: int
-) -> Outcome:
+def _judged(run: Run, found: list[float], expected: list[float], report: Mapping[str, Any], parameters: int) -> Outcome:
     if len(found) != len(expected):
         return Outcome(run, why=f"{len(found)} losses, and {len(expected)} in plain PyTorch")
     worst = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(found, expected, strict=True))

@@ -20,9 +20,7 @@ BUILD = "import backend, sys; print(backend.build_wheel(sys.argv[1]))"
 IMPORT = "import smdistributed.modelparallel.torch as smp; print(smp.__version__, smp.DistributedModel.__module__)"
 
 
-def python(
-    *command: str | Path, paths: list[Path], folder: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def python(*command: str | Path, paths: list[Path], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run Python with these folders on its search path."""
     path = os.pathsep.join(str(one) for one in (*paths, ROOT / "python"))
     return subprocess.run(

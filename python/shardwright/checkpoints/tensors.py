@@ -13,8 +13,8 @@ from shardwright.checkpoints.boxes import Fragment, Piece, divided, pieces, rows
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
-from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 from shardwright.model.translation import replaced
+from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 from shardwright.tensor_parallel.module import named_shardings
 from shardwright.tensor_parallel.sharding import Sharding
 

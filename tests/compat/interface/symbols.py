@@ -159,7 +159,9 @@ SYMBOLS: tuple[Symbol, ...] = (
         differs="A loss scale without `fp16` is an error.",
     ),
     *(
-        Symbol(f"dynamic_loss_args: {name}", _OPTIMIZER, path=f"shardwright.half_precision.loss_scaler:_DEFAULTS.{name}")
+        Symbol(
+            f"dynamic_loss_args: {name}", _OPTIMIZER, path=f"shardwright.half_precision.loss_scaler:_DEFAULTS.{name}"
+        )
         for name in (
             "init_scale",
             "scale_factor",
@@ -253,7 +255,8 @@ SYMBOLS: tuple[Symbol, ...] = (
         "smp.load",
         _CHECKPOINTS,
         here="smp.load(f, map_location=None, partial=True, *, v3=False)",
-        signature="(f, map_location=None, pickle_module=pickle, pickle_load_args=None, partial=True, back_compat=False)",
+        signature="(f, map_location=None, pickle_module=pickle, pickle_load_args=None, partial=True, "
+        "back_compat=False)",
         differs="Reads its own files, and those of `torch.save` that `weights_only=True` takes. `pickle_load_args` "
         "are refused.",
     ),

@@ -58,7 +58,9 @@ def load(
     """
     _refuse_module("load", pickle_module)
     if pickle_load_args:
-        raise ConfigError(f"smp.load: pickle_load_args is {pickle_load_args!r}, but nothing is unpickled; allowed: None")
+        raise ConfigError(
+            f"smp.load: pickle_load_args is {pickle_load_args!r}, but nothing is unpickled; allowed: None"
+        )
     if not partial or not isinstance(f, str):
         return shardwright.load(f, map_location, partial)
     if back_compat:
