@@ -7,7 +7,7 @@ from shardwright import *  # noqa: F403
 from shardwright import __all__ as _names
 from smdistributed.modelparallel import __version__ as __version__
 from smdistributed.modelparallel.torch import exceptions, patches
-from smdistributed.modelparallel.torch._files import load as load
+from smdistributed.modelparallel.torch._files import load as load  # type: ignore[assignment]
 from smdistributed.modelparallel.torch._files import save as save
 from smdistributed.modelparallel.torch._start import init as init
 
