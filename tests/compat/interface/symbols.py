@@ -171,7 +171,13 @@ SYMBOLS: tuple[Symbol, ...] = (
             "consecutive_hysteresis",
         )
     ),
-    Symbol("smp.DistributedOptimizer.state_dict", _OPTIMIZER, "()"),
+    Symbol(
+        "smp.DistributedOptimizer.state_dict",
+        _OPTIMIZER,
+        "()",
+        differs="Whole with `shard_optimizer_state`, too. Refused for distributed modules, as there; "
+        "`smp.save_checkpoint` saves their state.",
+    ),
     Symbol("smp.DistributedOptimizer.load_state_dict", _OPTIMIZER, "(state_dict)"),
     Symbol("smp.DistributedOptimizer.local_state_dict", _OPTIMIZER, "(gather_if_shard=True)"),
     Symbol("smp.DistributedOptimizer.orig_state_dict", _OPTIMIZER, "()"),
