@@ -19,7 +19,8 @@ ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 
 #: More than any order of this many ranks and microbatches takes.
 _MAX_PROGRAM_BYTES = 64 << 20
-_ALIASES = ("partitions", "pipeline_parallel_degree")
+#: The names of keys that have two.
+_ALIASES = (("partitions", "pipeline_parallel_degree"), ("_prescaled_batch", "prescaled_batch"))
 
 
 def load_config(
@@ -81,9 +82,10 @@ def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: 
             )
         given[name] = value
     overriding = _from_environment(environ)
-    if any(alias in overriding for alias in _ALIASES):
-        for alias in _ALIASES:  # two names of one key: either overrides both
-            given.pop(alias, None)
+    for names in _ALIASES:
+        if any(name in overriding for name in names):  # either overrides both
+            for name in names:
+                given.pop(name, None)
     return given | overriding
 
 

@@ -142,6 +142,31 @@ def test_modules_are_marked_at_any_time_between_steps(
     assert numbers == ([0, each, 2 * each] if when == "later" else [each, 2 * each, 3 * each])
 
 
+@pytest.mark.parametrize("strategy", ["each", "contiguous", "group_2"])
+def test_modules_of_a_list_are_marked_one_by_one(job: Job, strategy: str, again: list[list[str]]) -> None:
+    class Listed(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.ModuleList(self.body)  # type: ignore[assignment]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for layer in self.body:
+                x = layer(x)
+            return torch.as_tensor(self.listed[0](x))
+
+    torch.manual_seed(2)
+    model = Listed()
+    check(
+        job,
+        model,
+        RANKS,
+        lambda model: smp.set_activation_checkpointing(model.body, strategy=strategy),  # type: ignore[arg-type]
+        steps=2,
+    )
+    assert len(again) == 4 * MICROBATCHES * 2
+
+
 def test_a_mark_inside_a_step_is_refused(job: Job) -> None:
     def main(runtime: Runtime) -> None:
         module = Model()
@@ -165,7 +190,10 @@ WRONG: dict[str, tuple[Callable[[Model], Any], str]] = {
         lambda model: smp.set_activation_checkpointing([model]),  # type: ignore[arg-type]
         r"(?s)was given \[.*a list; allowed: an nn.Module",
     ),
-    "a list": (lambda model: smp.set_activation_checkpointing(model.listed), "a ModuleList, which has no forward"),
+    "a dictionary": (
+        lambda model: smp.set_activation_checkpointing(nn.ModuleDict({"first": model.first})),
+        "a ModuleDict, which has no forward",
+    ),
     "strategy": (
         lambda model: smp.set_activation_checkpointing(model.body, strategy="all"),
         "strategy is 'all' for a Sequential; allowed: 'each', 'contiguous', and 'group_k'",

@@ -179,7 +179,9 @@ def fork_server() -> str:
 def _start() -> str:
     folder = tempfile.mkdtemp(prefix="shardwright-fork-")  # nobody else may enter it
     address = f"{folder}/server"
-    path = os.pathsep.join([str(ROOT / "python"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [str(ROOT / "python"), str(ROOT / "compat"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     settings = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.jobs.fork_server", address],

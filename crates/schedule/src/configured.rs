@@ -24,7 +24,9 @@ pub fn configured(config: &Config) -> Result<Schedule, ConfigError> {
     }
     let active = NonZeroU32::new(active).unwrap_or(NonZeroU32::MIN);
     Ok(match &config.pipeline {
-        Pipeline::Named(PipelineName::Auto) => Schedule::Interleaved { active },
+        Pipeline::Named(PipelineName::Auto | PipelineName::OnlyForward) => {
+            Schedule::Interleaved { active }
+        }
         Pipeline::Named(name) => Schedule::of_name(name.name(), active)
             .ok_or_else(|| refused(&format!("{:?} is no policy", name.name())))?,
         Pipeline::List(entries) => {

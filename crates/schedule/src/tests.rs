@@ -6,10 +6,10 @@ mod orders;
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
-use shardwright_core::MicrobatchId;
 use shardwright_core::config::PipelineName;
+use shardwright_core::{Config, MicrobatchId};
 
-use crate::{Progress, Ready, ReadyKind, Schedule, Turns};
+use crate::{Progress, Ready, ReadyKind, Schedule, Turns, configured};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ran {
@@ -292,15 +292,21 @@ fn a_schedules_ideal_is_that_of_a_pipeline_that_fills_and_drains_once() {
 }
 
 #[test]
-fn every_name_of_the_configuration_but_auto_is_that_of_a_policy() {
+fn every_name_of_the_configuration_but_two_is_that_of_a_policy() {
+    let others = [PipelineName::Auto, PipelineName::OnlyForward];
     let policies = PipelineName::ALL
         .iter()
-        .filter(|name| **name != PipelineName::Auto);
+        .filter(|name| !others.contains(name));
     for name in policies.map(|name| name.name()) {
         let schedule = Schedule::of_name(name, NonZeroU32::MIN).unwrap();
         let text = schedule.to_string();
         assert_eq!(text.split('(').next(), Some(name));
         assert_eq!(text.parse(), Ok(schedule));
     }
-    assert_eq!(Schedule::of_name("auto", NonZeroU32::MIN), None);
+    for other in others {
+        assert_eq!(Schedule::of_name(other.name(), NonZeroU32::MIN), None);
+        let text = format!(r#"{{"pipeline": "{}", "microbatches": 4}}"#, other.name());
+        let schedule = configured(&Config::parse(&text).unwrap()).unwrap();
+        assert_eq!(schedule.to_string(), "interleaved(active=3)");
+    }
 }

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright import logs
 from shardwright.activation_checkpointing.interception import intercept_marked, is_sequence
 from shardwright.errors import ConfigError
 from shardwright.frames import current_frame
@@ -30,7 +31,8 @@ def set_activation_checkpointing(
     module. A module may have parts on several ranks: each rank computes its own parts again.
 
     Args:
-        module: A module of the model, or the ``smp.DistributedModel`` itself.
+        module: A module of the model, or the ``smp.DistributedModel`` itself. Of an ``nn.ModuleList``, which is never
+            called, each module is marked by itself, whatever the strategy.
         preserve_rng_state: Whether the second computation draws the random numbers of the first. False saves keeping
             the generators' states; results are then only right if the module draws none.
         pack_args_as_tuple: Only for an ``nn.Sequential`` whose children take a tuple. Tuples always reach the children
@@ -57,6 +59,15 @@ def set_activation_checkpointing(
     module = wrapped.get(id(module), module)
     named = _named(module, models)
     group = checked(function, named, preserve_rng_state, pack_args_as_tuple, strategy)
+    if type(module) is nn.ModuleList:
+        if group != 1:
+            logs.warn_once(
+                f"{function}: strategy {strategy!r} of {named}, which is never called itself: its modules are "
+                "checkpointed one by one"
+            )
+        for child in module:
+            set_activation_checkpointing(child, preserve_rng_state)
+        return
     refuse_unfit(function, named, module)
     if not is_sequence(module):
         given = {"strategy": (strategy, "each"), "pack_args_as_tuple": (pack_args_as_tuple, False)}

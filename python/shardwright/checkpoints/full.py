@@ -20,8 +20,6 @@ from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.state_dict import PARTIAL_KEY
 
-State = Mapping[str, Any]
-
 
 def save_full(
     runtime: Runtime, operation: str, path: Any, tag: Any, given: Any, user_content: Any, *, translate: bool
@@ -90,12 +88,10 @@ def load_full(
         state = read_value(os.path.join(path, tag))
         if not isinstance(state, Mapping):
             raise ShardwrightError(f"{os.path.join(path, tag)!r} has a {type(state).__name__}, and no state dict")
-        state = dict(state)
-        is_translated = state.pop(PARTIAL_KEY, None) is False
+        state = {name: value for name, value in state.items() if name != PARTIAL_KEY or value is False}
         if translate is not None:
-            state = dict(translate(state))
-        elif not is_translated:
-            state = as_distributed(runtime, model, state)
+            state.pop(PARTIAL_KEY, None)
+            state = {**translate(state), PARTIAL_KEY: False}
         found.append((model, state))
 
     on_all_ranks(operation, read)
@@ -109,29 +105,6 @@ def load_full(
     contents: list[Any] = []
     on_all_ranks(operation, lambda: contents.append(read_value(content) if os.path.exists(content) else None))
     return contents[0]
-
-
-def as_distributed(runtime: Runtime, model: DistributedModel, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state dict of the model in one process with the names and layouts of its distributed modules."""
-    result = dict(state)
-    for prefix, module in ModelTensors(runtime, model).replaced():
-        for ours, origins in module.origins.items():
-            names = [prefix + origin.name for origin in origins]
-            if not all(name in state for name in names):
-                continue
-            wholes = [
-                state[name].mT if origin.transposed else state[name]
-                for name, origin in zip(names, origins, strict=True)
-            ]
-            count = sum(rows for origin in origins for *_, rows in origin.rows)
-            joined = torch.empty(count, *wholes[0].shape[1:], dtype=wholes[0].dtype)
-            for whole, origin in zip(wholes, origins, strict=True):
-                for first, theirs, rows in origin.rows:
-                    joined[first : first + rows] = whole[theirs : theirs + rows]
-            for name in names:
-                result.pop(name, None)
-            result[prefix + ours] = joined
-    return result
 
 
 def _check_name(tag: object) -> None:

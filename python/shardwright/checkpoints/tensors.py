@@ -13,8 +13,9 @@ from shardwright.checkpoints.boxes import Fragment, Piece, divided, pieces, rows
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
+from shardwright.model.translation import replaced
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
-from shardwright.tensor_parallel.module import DistributedModule, distributed_modules, named_shardings
+from shardwright.tensor_parallel.module import named_shardings
 from shardwright.tensor_parallel.sharding import Sharding
 
 MODEL, OPTIMIZER, MASTERS = "model/", "optimizer/", "half_precision/"
@@ -67,7 +68,7 @@ class ModelTensors:
         model.placement.reset_shards()
         self._registry = runtime[ShardedParameters]
         self._place = runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks)
-        self._modules = list(distributed_modules(model.module, each_once=False))
+        self._replaced = list(replaced(model.module))
         self._shardings = named_shardings(model.module)
         self.names: dict[str, None] = {}
         self.aliases: dict[str, str] = {}
@@ -89,10 +90,6 @@ class ModelTensors:
         placed = parameter.released_to if isinstance(parameter, ReleasedParameter) else parameter
         return self._by_id.get(id(self._registry.now(placed)))
 
-    def replaced(self) -> Iterator[tuple[str, DistributedModule]]:
-        """Yield the modules that have replaced others with other weights, and what their names begin with."""
-        return ((f"{prefix}." if prefix else "", module) for prefix, module in self._modules if module.origins)
-
     def wanted(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the dtype and the shape of each tensor that is, or has a part, in this rank's model, by name."""
         return {
@@ -107,7 +104,7 @@ class ModelTensors:
             first = self._registry.first_row(tensor)
             return [rows(name, tensor.shape, first, count)]
         sharding = self._shardings.get(name)
-        for before, module in self.replaced():
+        for before, module in self._replaced:
             if name.startswith(before) and (origins := tuple(module.origins.get(name.removeprefix(before), ()))):
                 return divided(before, tensor.shape, sharding or Sharding(), *self._place, origins)
         return [whole(name, tensor.shape)] if sharding is None else divided(name, tensor.shape, sharding, *self._place)

@@ -9,7 +9,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright import _core
 from shardwright.data_parallel.weights import StepWeights
-from shardwright.errors import ShardwrightError
+from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import Suspended
 from shardwright.execution.results import release_unused
@@ -33,6 +33,11 @@ def backward(
     weight: float | torch.Tensor | None,
 ) -> None:
     """Run the backward pass from ``tensors``. See :meth:`shardwright.DistributedModel.backward`."""
+    if runtime.place.cfg.pipeline == "_only_forward":
+        raise ConfigError(
+            'model.backward in a job whose "pipeline" is "_only_forward", which is for evaluation alone: take another '
+            'schedule, such as "interleaved", to train'
+        )
     if runtime.place.pp_size == 1:
         if runtime.step.running:
             weight = runtime[StepWeights].give(runtime.step.microbatch, weight, tensors)

@@ -21,6 +21,7 @@ from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
 from shardwright.model.forwarding import ForwardsAttributes
 from shardwright.model.join import joined
+from shardwright.model.layers import name_layers
 from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
@@ -166,6 +167,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
                 With ``average_grads_across_microbatches=False``, or with a communication hook, nothing is divided.
 
         Raises:
+            ConfigError: The job's ``pipeline`` is ``_only_forward``.
             ShardwrightError: Called outside a step with several pipeline ranks, or only some microbatches of the step
                 have a weight.
             ValueError: The weight is not a single number that is 0 or from 1e-30 to 1e30, or a tensor's dtype cannot
@@ -255,6 +257,9 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         if not self._options["overlapping_allreduce"]:
             raise ConfigError("register_comm_hook needs overlapping_allreduce=True")
         self.placement.replicas.register_comm_hook(state, hook)
+
+    #: The older name, as it was before the method was public.
+    _register_comm_hook = register_comm_hook
 
     def join(
         self,
@@ -360,6 +365,7 @@ def _divided(module: nn.Module, runtime: Runtime) -> Result:
     divided = replace(module, runtime, built_in)
     if any(each.substitute for each in divided.replacements):
         prepare(divided.module, announce=runtime.place.rank == 0)
+        name_layers(divided.module)
     if runtime.place.rank == 0:
         announce(divided, len(runtime.place.tp_ranks))
     return divided

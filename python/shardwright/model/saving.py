@@ -21,6 +21,7 @@ from shardwright.model.state_dict import (
     make_whole_on_cpu,
     state_dict,
 )
+from shardwright.model.translation import as_distributed
 from shardwright.model.updates import Updates
 
 
@@ -103,6 +104,8 @@ class Saving(nn.Module):
         Args:
             state_dict: The state dict of a whole model, of which each rank takes its part; or what `local_state_dict`
                 returned on a rank of the same place. In that case the parts of all ranks of the pipeline are merged.
+                Where modules were replaced for tensor parallelism, a whole one may have the weights of the modules that
+                they replaced: these are translated, unless it has the entry ``_smp_is_partial`` with the value False.
             strict: Whether missing and unexpected keys, counted over the whole model, are errors.
             same_partition_load: `state_dict` is this rank's own part under this same partition, so nothing is merged.
                 If the model is not divided yet, the part is kept and loaded once it is.
@@ -126,6 +129,8 @@ class Saving(nn.Module):
         ownership = self.placement.ownership
         self.placement.reset_shards()
         if self._is_sharded and not same_partition_load and not state_dict.get(PARTIAL_KEY, False):
+            if state_dict.get(PARTIAL_KEY) is not False:
+                state_dict = as_distributed(self.module, state_dict)
             tp_ranks = self.placement.runtime.place.tp_ranks
             return load_whole_state_dict(
                 self.module,

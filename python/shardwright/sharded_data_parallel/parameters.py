@@ -46,7 +46,10 @@ class ShardedParameters:
             self._names.setdefault(module, set()).add(name)
         self._sharded[original] = sharded
         self._storages[sharded] = sharded.untyped_storage()
-        self._locals[sharded] = nn.Parameter(shard_of(sharded).detach(), requires_grad=sharded.requires_grad)
+        self._locals[sharded] = local = nn.Parameter(shard_of(sharded).detach(), requires_grad=sharded.requires_grad)
+        # As scripts that know DeepSpeed's sharded parameters read them.
+        named: Any = sharded
+        named.ds_shape, named.ds_numel, named.ds_tensor = sharded.shape, sharded.numel(), local
 
     def now(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return what has taken the place of a parameter; the parameter itself if nothing has."""

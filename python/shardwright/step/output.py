@@ -106,6 +106,10 @@ class StepOutput:
         self._outputs = list(fetched)
         return fetched
 
+    def detach(self) -> StepOutput:
+        """Return the same output, with tensors that are detached from the graph of their microbatch."""
+        return StepOutput([output.detach() for output in self.outputs], self._weights)
+
     def reduce_mean(self) -> torch.Tensor:
         """Return the mean over microbatches, with the shape and dtype of one microbatch.
 

@@ -50,15 +50,29 @@ pub enum ConfigError {
         /// The default, as JSON.
         default: String,
     },
+    /// A key of the second version of the interface.
+    #[error(
+        "there is no configuration key {key:?}: it is one of torch.sagemaker, the second version of the interface, and this library has the first; {instead}"
+    )]
+    OfVersion2 {
+        /// The key.
+        key: String,
+        /// What there is in its place.
+        instead: &'static str,
+    },
     /// Two names of one key with different values.
     #[error(
-        "\"partitions\" is {partitions} and \"pipeline_parallel_degree\" is {degree}; they are two names of one key: give one of them, or equal values"
+        "{older:?} is {first} and {name:?} is {second}; they are two names of one key: give one of them, or equal values"
     )]
-    AliasesDiffer {
-        /// Value of `partitions`.
-        partitions: u32,
-        /// Value of `pipeline_parallel_degree`.
-        degree: u32,
+    NamesDiffer {
+        /// The older name.
+        older: &'static str,
+        /// Its value, as JSON.
+        first: String,
+        /// The name.
+        name: &'static str,
+        /// Its value, as JSON.
+        second: String,
     },
     /// Manual placement without a place for the rest.
     #[error("default_partition must be supplied if auto_partition is set to False!")]

@@ -8,6 +8,7 @@ mod elastic;
 mod error;
 mod key;
 mod keys;
+mod names;
 mod offloading;
 mod pipeline;
 #[cfg(test)]
@@ -69,6 +70,8 @@ pub struct Config {
     pub offload_activations: FlagOrWord,
     pub activation_loading_horizon: u32,
     pub prescaled_batch: bool,
+    #[serde(rename = "_prescaled_batch")]
+    pub prescaled_batch_alias: bool,
     pub skip_tracing: bool,
     pub sharded_data_parallel_degree: u32,
     pub sdp_reduce_bucket_size: u64,
@@ -121,7 +124,8 @@ impl Config {
             Err(error) => return Err(ConfigError::Json(error.to_string())),
         };
         let mut values = check_each(&given)?;
-        let degree = check_degree(&values)?;
+        names::unite(&mut values)?;
+        let degree = number(&values, "pipeline_parallel_degree");
         let microbatches = number(&values, "microbatches");
         let default_partition_given = values.contains_key("default_partition");
         if values.get("auto_partition") == Some(&json!(false)) && !default_partition_given {
@@ -176,8 +180,6 @@ impl Config {
 
         let speed = values.get("optimize") == Some(&json!("speed"));
         let derived = [
-            ("pipeline_parallel_degree", json!(degree)),
-            ("partitions", json!(degree)),
             (
                 "active_microbatches",
                 json!(active.unwrap_or(active_default)),
@@ -325,6 +327,10 @@ const OTHER_NAMES: [(&str, &str); 21] = [
 ];
 
 fn unknown(name: &str, value: &Value) -> ConfigError {
+    if let Some(instead) = names::in_place_of(name) {
+        let key = name.to_owned();
+        return ConfigError::OfVersion2 { key, instead };
+    }
     let known = OTHER_NAMES.iter().find(|(other, _)| *other == name);
     let similar = KEYS
         .iter()
@@ -337,17 +343,6 @@ fn unknown(name: &str, value: &Value) -> ConfigError {
         key: key::shortened(name),
         value: key::shortened(&value.to_string()),
         nearest,
-    }
-}
-
-fn check_degree(values: &BTreeMap<&'static str, Value>) -> Result<u32, ConfigError> {
-    let given = |name| values.get(name).and_then(as_u32);
-    match (given("partitions"), given("pipeline_parallel_degree")) {
-        (Some(partitions), Some(degree)) if partitions != degree => {
-            Err(ConfigError::AliasesDiffer { partitions, degree })
-        }
-        (Some(degree), _) | (None, Some(degree)) => Ok(degree),
-        (None, None) => Ok(1),
     }
 }
 

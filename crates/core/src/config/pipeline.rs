@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Config, ConfigError};
 use crate::Phase;
 
-/// A name and its word in the configuration, which but for `auto` is that of the policy.
+/// A name and its word in the configuration, which but for the last two is that of the policy.
 macro_rules! names {
     ($($(#[$of_name:meta])* $variant:ident = $word:literal;)*) => {
         /// The schedules that have a name.
@@ -46,6 +46,8 @@ names! {
     ZeroBubble = "zero_bubble";
     /// Interleaved at first, then what the first steps show to be the fastest.
     Auto = "auto";
+    /// Interleaved, for jobs that only evaluate: without any backward.
+    OnlyForward = "_only_forward";
 }
 
 /// The order of forwards and backwards.

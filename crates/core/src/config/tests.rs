@@ -20,7 +20,7 @@ fn the_defaults_are_those_of_the_interface() {
         "ddp_dist_backend": "auto", "active_microbatches": 3, "deterministic_server": false,
         "tensor_parallel_degree": 1, "fp16": false, "bf16": false, "fp16_params": false,
         "shard_optimizer_state": false, "offload_activations": false, "activation_loading_horizon": 4,
-        "prescaled_batch": false, "skip_tracing": false, "sharded_data_parallel_degree": 1,
+        "prescaled_batch": false, "_prescaled_batch": false, "skip_tracing": false, "sharded_data_parallel_degree": 1,
         "sdp_reduce_bucket_size": 500000000, "sdp_param_persistence_threshold": 1000000,
         "sdp_max_live_parameters": 1000000000, "sdp_hierarchical_allgather": true,
         "sdp_gradient_clipping": 1.0, "delayed_parameter_initialization": false, "static_mode": false,
@@ -104,8 +104,8 @@ fn an_error_names_the_key_the_value_and_what_is_allowed() {
         ),
         (json!({"ddp": 1}), "\"ddp\" is 1; allowed: true or false"),
         (
-            json!({"pipeline": "_only_forward"}),
-            "\"_only_forward\"; allowed: \"interleaved\" or \"simple\"",
+            json!({"pipeline": "only_forward"}),
+            "\"only_forward\"; allowed: \"interleaved\" or \"simple\"",
         ),
         (
             json!({"memory_weight": 1.5}),

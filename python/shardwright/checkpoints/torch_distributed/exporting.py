@@ -22,36 +22,17 @@ from shardwright.checkpoints.torch_distributed.reading import alone
 from shardwright.errors import CheckpointError
 
 
-def export_torch_checkpoint(
+def export_checkpoint(
     path: str | os.PathLike[str],
     folder: str | os.PathLike[str],
-    tag: str | None = None,
+    tag: str | None,
     *,
-    model_key: str = "model",
-    optimizer_key: str = "optim",
-    flatten_optimizer_state_dict: bool = False,
-    replace: bool = False,
+    model_key: str,
+    optimizer_key: str,
+    flatten_optimizer_state_dict: bool,
+    replace: bool,
 ) -> None:
-    """Write a checkpoint so that ``torch.distributed.checkpoint.load`` reads it, in one process or many.
-
-    It runs in one process, without a job, and has one tensor in memory at a time. What is written is the state dict
-    ``{"model": ..., "optim": ...}`` that ``torch.distributed.checkpoint.state_dict.get_state_dict`` would return for
-    the model in one process, so that its ``set_state_dict`` takes it. Besides these there are ``master_weights`` and
-    ``loss_scaler`` of half precision, and ``user_content``, if they were saved. Random number streams are left out.
-
-    Args:
-        path: The directory of checkpoints.
-        folder: The folder to write, which need not exist.
-        tag: The checkpoint; by default the newest.
-        model_key: What the model is called in the state dict.
-        optimizer_key: What the optimizer is called there.
-        flatten_optimizer_state_dict: Write options of parameter groups by parameters, as torch does with the option of
-            this name.
-        replace: Whether a checkpoint of ``torch.distributed.checkpoint`` in the folder is replaced.
-
-    Raises:
-        CheckpointError: There is no such checkpoint, it is damaged, the folder has one already, or cannot be written.
-    """
+    """Export a checkpoint; see :func:`shardwright.export_torch_checkpoint`."""
     if not replace and os.path.lexists(os.path.join(folder, METADATA_NAME)):
         raise CheckpointError(f"{os.fspath(folder)!r} has a checkpoint already: replace=True would replace it")
     saved = Saved(path, tag)

@@ -30,36 +30,16 @@ OPTIMIZER_KEYS = ("optim", "optimizer")
 ALONE = {"pipeline": 1, "tensor": 1, "reduced_data": 1, "optimizer_sharding": 1, "sharded_data": 1}
 
 
-def import_torch_checkpoint(
+def import_checkpoint(
     folder: str | os.PathLike[str],
     path: str | os.PathLike[str],
-    tag: str = "imported",
+    tag: str,
     *,
-    model_key: str = "model",
-    optimizer_key: str | None = None,
-    replace: bool = False,
+    model_key: str,
+    optimizer_key: str | None,
+    replace: bool,
 ) -> None:
-    """Turn a checkpoint of ``torch.distributed.checkpoint`` into one that ``smp.resume_from_checkpoint`` loads.
-
-    It runs in one process, without a job, and has about 1 GiB of tensors in memory at once, or the largest tensor.
-    Nothing in the checkpoint is run: metadata and values are pickles, of which only plain values are read.
-
-    The state dict that was saved is ``{"model": ..., "optim": ...}`` with names of parameters in both, as
-    ``torch.distributed.checkpoint.state_dict.get_state_dict`` returns them, or the state dict of a model alone.
-    Everything else in it becomes user content.
-
-    Args:
-        folder: The folder with ``.metadata``.
-        path: The directory of checkpoints to write into, which need not exist.
-        tag: The name of the new checkpoint.
-        model_key: What the model is called in the state dict.
-        optimizer_key: What the optimizer is called there; by default ``optim`` or ``optimizer``.
-        replace: Whether a checkpoint with this tag is replaced.
-
-    Raises:
-        CheckpointError: There is no such checkpoint, it is damaged or would run code, the optimizer's state is not by
-            names of parameters, or the directory cannot be written.
-    """
+    """Import a checkpoint; see :func:`shardwright.import_torch_checkpoint`."""
     if not replace and os.path.lexists(os.path.join(path, f"{tag}_partial")):
         raise CheckpointError(f"{os.fspath(path)!r} has a checkpoint {tag!r} already: replace=True would replace it")
     source = TorchCheckpoint(os.fspath(folder))

@@ -1,0 +1,14 @@
+"""``import smdistributed.modelparallel.torch as smp``: Shardwright, as scripts for the original library call it.
+
+Everything that ``shardwright`` has is here too, so that such a script can use it.
+"""
+
+from shardwright import *  # noqa: F403
+from shardwright import __all__ as _names
+from smdistributed.modelparallel import __version__ as __version__
+from smdistributed.modelparallel.torch import exceptions, patches
+from smdistributed.modelparallel.torch._files import load as load  # type: ignore[assignment]
+from smdistributed.modelparallel.torch._files import save as save
+from smdistributed.modelparallel.torch._start import init as init
+
+__all__ = [*_names, "exceptions", "patches"]

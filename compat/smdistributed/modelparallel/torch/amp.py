@@ -1,0 +1,5 @@
+"""``smp.amp``."""
+
+from shardwright.amp import GradScaler
+
+__all__ = ["GradScaler"]

@@ -1,0 +1,5 @@
+"""``smp.model``."""
+
+from shardwright.model import DistributedModel
+
+__all__ = ["DistributedModel"]

@@ -1,0 +1,11 @@
+"""State dicts of GPT-Neo, with the layers of ``transformers`` and with distributed ones."""
+
+from shardwright.nn.huggingface.gptneo import (
+    translate_hf_state_dict_to_smdistributed_gptneo,
+    translate_state_dict_to_hf_gptneo,
+)
+
+__all__ = [
+    "translate_hf_state_dict_to_smdistributed_gptneo",
+    "translate_state_dict_to_hf_gptneo",
+]
