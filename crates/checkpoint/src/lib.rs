@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a folder of safetensors files and a [`Manifest`] that says which file holds what of which tensor. What
 //! decides is pure: the manifest and its checks, the [`plan`] of reads, [`differences`], [`superseded`]. [`write_part`],
-//! [`commit`], [`Directory`] and [`Checkpoint`] do the I/O.
+//! [`commit`], [`Directory`] and [`Checkpoint`] do the I/O, on a disk or in an object store.
 //!
 //! ```
 //! use serde_json::json;
@@ -49,12 +49,14 @@ mod compare;
 mod differences;
 mod directory;
 mod error;
+mod files;
 mod foreign;
 mod full;
 mod hash;
 mod import;
 mod manifest;
 mod names;
+mod notes;
 mod part;
 mod plan;
 mod read;
@@ -63,6 +65,7 @@ mod region;
 mod retention;
 mod rewrite;
 mod stream;
+mod stretches;
 mod write;
 
 #[cfg(test)]
@@ -74,6 +77,7 @@ pub use compare::{Unequal, unequal};
 pub use differences::{Difference, TensorKind, differences};
 pub use directory::{Directory, Entry, EntryState};
 pub use error::{CheckpointError, Damage};
+pub use files::StoreError;
 pub use foreign::{ForeignError, check_header};
 pub use full::{CONFIG_KEY, ExportOptions, Exported, export_full};
 pub use hash::{CHUNK_BYTES, ChunkHash, hash_chunks};
@@ -83,6 +87,7 @@ pub use manifest::{
     Tensor, item_bytes, seal,
 };
 pub use names::{NameError, check_tag};
+pub use notes::{leave_note, note};
 pub use part::{PartReport, PieceError, PieceView};
 pub use plan::{PlanError, Read, plan};
 pub use read::{Checkpoint, Touched, Wanted};
