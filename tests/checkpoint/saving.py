@@ -43,12 +43,12 @@ def scale(training: Training) -> Any:
     return None if found is None else found.state_dict()
 
 
-def save_and_go_on(folder: str, steps: int = 3, kind: str = "AdamW") -> None:
-    """Train, save, and train on; what comes of it is written beside."""
+def save_and_go_on(folder: str, steps: int = 3, kind: str = "AdamW", path: str | None = None) -> None:
+    """Train, save in the folder or at a path, and train on; what comes of it is written into the folder."""
     training = Training(kind)
     seed()
     training.run(steps)
-    smp.save_checkpoint(folder, "a", user_content=training.content())
+    smp.save_checkpoint(path or folder, "a", user_content=training.content())
     training.run(steps)
     smp.save(
         {
@@ -62,12 +62,14 @@ def save_and_go_on(folder: str, steps: int = 3, kind: str = "AdamW") -> None:
     )
 
 
-def resume(folder: str, steps: int = 3, kind: str = "AdamW", late: bool = False, same: bool = True) -> None:
+def resume(
+    folder: str, steps: int = 3, kind: str = "AdamW", late: bool = False, same: bool = True, path: str | None = None
+) -> None:
     """Go on from what was saved: bit for bit as if nothing had been, where the layout is the same."""
     training = Training(kind, seed=99)
     if late:
         training.run(1)
-    content = smp.resume_from_checkpoint(folder)
+    content = smp.resume_from_checkpoint(path or folder)
     training.take(content)
     training.run(steps)
     assert len(training.losses) == 2 * steps

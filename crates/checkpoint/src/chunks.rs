@@ -1,14 +1,14 @@
-//! Chunks that are read, verified and handed on, by two threads.
+//! Chunks that are read, verified and handed on, by several threads.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::error::CheckpointError;
-use crate::hash::CHUNK_BYTES;
+use crate::files::OpenFile;
 use crate::read::Checkpoint;
+use crate::stretches::{Stretch, stretches, within};
 
 /// Where a part of a chunk goes.
 pub(crate) struct Slot<'a> {
@@ -19,39 +19,42 @@ pub(crate) struct Slot<'a> {
 /// By file and number of the chunk.
 pub(crate) type Chunks<'a> = BTreeMap<(usize, u64), Vec<Slot<'a>>>;
 
-/// Reads and verifies chunks in their order. A second thread takes part, so that the disk works while a chunk is
+/// Reads and verifies chunks in their order. Further threads take part, so that the disk or the store works while a chunk is
 /// hashed; the error is that of the first chunk that has one.
 pub(crate) fn read_chunks(
     checkpoint: &Checkpoint,
     chunks: Chunks<'_>,
 ) -> Result<(), CheckpointError> {
-    let alone = chunks.len() <= 1;
-    let queue = Mutex::new(chunks.into_iter());
+    let reading = checkpoint.files().pace();
+    let stretches = stretches(chunks, reading.chunks);
+    let further = reading.threads.min(stretches.len()).saturating_sub(1);
+    let queue = Mutex::new(stretches.into_iter());
     let failed = AtomicBool::new(false);
     let work = || {
         let mut reader = ChunkReader::new(checkpoint);
         while !failed.load(Ordering::Relaxed) {
             let next = lock(&queue).next();
-            let Some((place, slots)) = next else {
+            let Some(stretch) = next else {
                 break;
             };
-            if let Err(error) = reader.read(place, slots) {
+            let place = stretch[0].0;
+            if let Err(error) = reader.read(stretch) {
                 failed.store(true, Ordering::Relaxed);
                 return Err((place, error));
             }
         }
         Ok(())
     };
-    let results = thread::scope(|scope| {
-        let reading = thread::Builder::new().name("checkpoint-read".to_owned());
-        let second = if alone {
-            None
-        } else {
+    let results: Vec<Result<(), _>> = thread::scope(|scope| {
+        let start = |_| {
+            let reading = thread::Builder::new().name("checkpoint-read".to_owned());
             reading.spawn_scoped(scope, work).ok() // it goes without
         };
-        let first = work();
-        let second = second.map(|second| second.join().expect("reading does not panic"));
-        [first, second.unwrap_or(Ok(()))]
+        let others: Vec<_> = (0..further).filter_map(start).collect();
+        let mut results = vec![work()];
+        let joined = others.into_iter();
+        results.extend(joined.map(|other| other.join().expect("reading does not panic")));
+        results
     });
     let errors = results.into_iter().filter_map(Result::err);
     match errors.min_by_key(|(place, _)| *place) {
@@ -60,10 +63,10 @@ pub(crate) fn read_chunks(
     }
 }
 
-/// Reads one chunk after another.
+/// Reads one stretch after another.
 struct ChunkReader<'a> {
     checkpoint: &'a Checkpoint,
-    open: Option<(usize, File)>,
+    open: Option<(usize, OpenFile)>,
     memory: Vec<u8>,
 }
 
@@ -76,30 +79,35 @@ impl<'a> ChunkReader<'a> {
         }
     }
 
-    /// Reads a chunk, and copies what is wanted of it; all of it is read into where it is wanted.
-    fn read(
-        &mut self,
-        (number, chunk): (usize, u64),
-        mut slots: Vec<Slot<'_>>,
-    ) -> Result<(), CheckpointError> {
+    /// Reads chunks, and copies what is wanted of them; all of one is read into where it is wanted.
+    fn read(&mut self, mut stretch: Stretch<Vec<Slot<'_>>>) -> Result<(), CheckpointError> {
+        let ((number, first), _) = stretch[0];
+        let ((_, last), _) = stretch[stretch.len() - 1];
         let file = match self.open.take() {
             Some((same, file)) if same == number => file,
             _ => self.checkpoint.open_file(number)?,
         };
-        let range = self.checkpoint.range(number, chunk);
-        let length = (range.end - range.start) as usize;
-        if let [slot] = &mut slots[..]
+        let begin = self.checkpoint.range(number, first).start;
+        let length = (self.checkpoint.range(number, last).end - begin) as usize;
+        if let [(_, slots)] = &mut stretch[..]
+            && let [slot] = &mut slots[..]
             && slot.into.len() == length
         {
             self.checkpoint
-                .read_chunk(&file, number, chunk, slot.into)?;
+                .read_chunk(&file, number, first, slot.into)?;
         } else {
-            self.memory.resize(CHUNK_BYTES as usize, 0);
-            self.checkpoint
-                .read_chunk(&file, number, chunk, &mut self.memory[..length])?;
-            for slot in slots {
-                let from = slot.from..slot.from + slot.into.len();
-                slot.into.copy_from_slice(&self.memory[from]);
+            if self.memory.len() < length {
+                self.memory.resize(length, 0);
+            }
+            let memory = &mut self.memory[..length];
+            self.checkpoint.read_at(&file, number, begin, memory)?;
+            for (place, ((_, chunk), slots)) in stretch.into_iter().enumerate() {
+                let bytes = &memory[within(place, length)];
+                self.checkpoint.verify_chunk(number, chunk, bytes)?;
+                for slot in slots {
+                    let from = slot.from..slot.from + slot.into.len();
+                    slot.into.copy_from_slice(&bytes[from]);
+                }
             }
         }
         self.open = Some((number, file));

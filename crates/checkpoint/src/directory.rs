@@ -8,13 +8,16 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Advice, fadvise};
 
 use crate::error::{CheckpointError, cannot};
+use crate::files::Files;
 use crate::manifest::Manifest;
 use crate::names::{FOLDER_SUFFIX, MANIFEST, NEWEST, REMOVING, WRITING, check_tag};
 
-/// A directory of checkpoints: a folder for each, and the file `newest` with the tag of the one that was completed last.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A directory of checkpoints: a folder for each, and the file `newest` with the tag of the one that was completed last. It is
+/// on a disk, or in an object store.
+#[derive(Clone, Debug)]
 pub struct Directory {
     path: PathBuf,
+    files: Files,
 }
 
 /// A checkpoint of a directory, or what is left of one.
@@ -38,9 +41,31 @@ pub enum EntryState {
 }
 
 impl Directory {
-    /// The directory at this path, which need not exist yet.
+    /// The directory at this path, which need not exist yet; or at the address `s3://BUCKET/PREFIX`, which is looked at when
+    /// something is asked of it first.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        let path = path.into();
+        let files = Files::of(&path);
+        Self { path, files }
+    }
+
+    /// Refuses a directory that cannot be used: of an object store whether it answers, has the bucket, and accepts who asks.
+    /// A folder is made when it is written to, so that there is nothing to ask.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        match &self.files {
+            Files::Disk => Ok(()),
+            Files::Store(_) => self.files.list(&self.path).map(|_| ()),
+        }
+    }
+
+    /// Whether it is in an object store.
+    pub fn is_in_store(&self) -> bool {
+        matches!(self.files, Files::Store(_))
+    }
+
+    /// Where its files are.
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
     }
 
     /// Where it is.
@@ -65,9 +90,8 @@ impl Directory {
                 found: self.tags(),
             })?,
         };
-        let folder = self.folder(&tag);
-        if folder.exists() {
-            return Ok(folder);
+        if self.has(&tag)? {
+            return Ok(self.folder(&tag));
         }
         Err(CheckpointError::NoCheckpoint {
             directory: self.path.clone(),
@@ -76,30 +100,48 @@ impl Directory {
         })
     }
 
-    /// The folder of a checkpoint that a user means by a path: a directory of checkpoints, or the folder of one.
-    pub fn locate(path: &Path, tag: Option<&str>) -> Result<PathBuf, CheckpointError> {
-        if tag.is_none() && path.join(MANIFEST).is_file() {
-            return Ok(path.to_owned());
+    /// Whether a checkpoint is there, whatever its folder holds; in a store, whether it is complete.
+    pub(crate) fn has(&self, tag: &str) -> Result<bool, CheckpointError> {
+        let folder = self.folder(tag);
+        match &self.files {
+            Files::Disk => Ok(folder.symlink_metadata().is_ok()),
+            Files::Store(_) => self.has_manifest(&folder),
         }
-        Self::new(path).find(tag)
     }
 
-    /// The folder of a checkpoint while it is written.
+    fn has_manifest(&self, folder: &Path) -> Result<bool, CheckpointError> {
+        match &self.files {
+            Files::Disk => Ok(folder.join(MANIFEST).is_file()),
+            Files::Store(_) => {
+                let listed = self.files.list(folder)?;
+                Ok(listed.iter().any(|one| one.name == MANIFEST))
+            }
+        }
+    }
+
+    /// The folder of a checkpoint that a user means by a path: a directory of checkpoints, or the folder of one.
+    pub(crate) fn locate(&self, tag: Option<&str>) -> Result<PathBuf, CheckpointError> {
+        if tag.is_none() && self.has_manifest(&self.path)? {
+            return Ok(self.path.clone());
+        }
+        self.find(tag)
+    }
+
+    /// Where the parts of a checkpoint are while it is not complete.
     pub(crate) fn writing(&self, tag: &str) -> PathBuf {
-        self.path.join(format!(".{tag}{FOLDER_SUFFIX}{WRITING}"))
+        match &self.files {
+            Files::Disk => self.path.join(format!(".{tag}{FOLDER_SUFFIX}{WRITING}")),
+            Files::Store(_) => self.folder(tag),
+        }
     }
 
     /// The tag of the checkpoint that was completed last; `None` if there is none.
     pub fn newest(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.path.join(NEWEST);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) if error.kind() == ErrorKind::InvalidData => {
-                return Err(CheckpointError::Newest { path });
-            }
-            Err(error) => return Err(cannot("read", &path)(error)),
+        let Some(bytes) = self.files.read(&path)? else {
+            return Ok(None);
         };
+        let text = String::from_utf8(bytes).unwrap_or_default();
         match text.split_once('\n') {
             Some((tag, _)) if check_tag(tag).is_ok() && text == newest_text(tag) => {
                 Ok(Some(tag.to_owned()))
@@ -111,7 +153,7 @@ impl Directory {
     /// All that are there, ordered by when they were written; what is not complete comes last.
     pub fn entries(&self) -> Result<Vec<Entry>, CheckpointError> {
         let mut entries = Vec::new();
-        for name in names_in(&self.path)? {
+        for name in self.names()? {
             let unfinished = name.strip_prefix('.').and_then(|name| {
                 let tag = name.strip_suffix(WRITING)?;
                 tag.strip_suffix(FOLDER_SUFFIX)
@@ -123,6 +165,7 @@ impl Directory {
             {
                 let state = match self.manifest(tag) {
                     Ok(manifest) => EntryState::Complete(Box::new(manifest)),
+                    Err(error) if self.is_incomplete(&error) => EntryState::Incomplete,
                     Err(error) => EntryState::Unusable(error),
                 };
                 (tag, state)
@@ -144,9 +187,24 @@ impl Directory {
         Ok(entries)
     }
 
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        match &self.files {
+            Files::Disk => names_in(&self.path),
+            Files::Store(_) => {
+                let listed = self.files.list(&self.path)?;
+                Ok(listed.into_iter().map(|one| one.name).collect())
+            }
+        }
+    }
+
+    /// Whether a manifest is missing that is written last.
+    fn is_incomplete(&self, error: &CheckpointError) -> bool {
+        self.is_in_store() && error.is_absence()
+    }
+
     /// The tags of checkpoints that are there, whatever is in their folders.
     pub(crate) fn tags(&self) -> Vec<String> {
-        let names = names_in(&self.path).unwrap_or_default().into_iter();
+        let names = self.names().unwrap_or_default().into_iter();
         let tags = names.filter_map(|name| name.strip_suffix(FOLDER_SUFFIX).map(str::to_owned));
         tags.filter(|tag| check_tag(tag).is_ok()).collect()
     }
@@ -154,7 +212,7 @@ impl Directory {
     /// The manifest of a checkpoint.
     pub(crate) fn manifest(&self, tag: &str) -> Result<Manifest, CheckpointError> {
         let path = self.folder(tag).join(MANIFEST);
-        let manifest = read_manifest(&path)?;
+        let manifest = read_manifest(&self.files, &path)?;
         if manifest.tag != tag {
             return Err(CheckpointError::OtherTag {
                 path,
@@ -168,16 +226,28 @@ impl Directory {
     /// Makes a checkpoint the newest.
     pub fn set_newest(&self, tag: &str) -> Result<(), CheckpointError> {
         checked_tag(tag)?;
-        let beside = self.path.join(format!(".{NEWEST}{WRITING}"));
-        write_file(&beside, newest_text(tag).as_bytes())?;
         let path = self.path.join(NEWEST);
+        let text = newest_text(tag);
+        if let Files::Store(store) = &self.files {
+            return store.write(&path, text.into_bytes());
+        }
+        let beside = self.path.join(format!(".{NEWEST}{WRITING}"));
+        write_file(&beside, text.as_bytes())?;
         fs::rename(&beside, &path).map_err(cannot("write", &path))?;
         sync_folder(&self.path)
     }
 
-    /// Removes a checkpoint: its folder is another's from one moment to the next, so that no half of it is ever read.
+    /// Removes a checkpoint: its folder is another's from one moment to the next, so that no half of it is ever read. In a
+    /// store its manifest goes first.
     pub fn remove(&self, tag: &str) -> Result<(), CheckpointError> {
         checked_tag(tag)?;
+        if let Files::Store(store) = &self.files {
+            let folder = self.folder(tag);
+            store.remove(&folder, [MANIFEST.to_owned()])?;
+            let left = self.files.list(&folder)?.into_iter();
+            let left = left.filter(|one| one.bytes.is_some());
+            return store.remove(&folder, left.map(|one| one.name));
+        }
         let aside = self.path.join(format!(".{tag}{FOLDER_SUFFIX}{REMOVING}"));
         remove_folder(&aside)?;
         let folder = self.folder(tag);
@@ -200,8 +270,9 @@ pub(crate) fn checked_tag(tag: &str) -> Result<(), CheckpointError> {
     })
 }
 
-pub(crate) fn read_manifest(path: &Path) -> Result<Manifest, CheckpointError> {
-    let bytes = fs::read(path).map_err(cannot("read", path))?;
+pub(crate) fn read_manifest(files: &Files, path: &Path) -> Result<Manifest, CheckpointError> {
+    let bytes = files.read(path)?;
+    let bytes = bytes.ok_or_else(|| cannot("read", path)(ErrorKind::NotFound.into()))?;
     Manifest::from_bytes(&bytes).map_err(|source| CheckpointError::Manifest {
         path: path.to_owned(),
         source,

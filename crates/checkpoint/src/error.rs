@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::assemble::AssembleError;
+use crate::files::StoreError;
 use crate::foreign::ForeignError;
 use crate::manifest::ManifestError;
 use crate::names::NameError;
@@ -34,6 +35,16 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What it said.
         source: io::Error,
+    },
+    /// An object store refuses, or does not answer.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Store {
+        /// What was asked.
+        action: &'static str,
+        /// The address of what it was asked of.
+        path: PathBuf,
+        /// What it said.
+        source: Box<StoreError>,
     },
     /// A file was not written in full.
     #[error("{}: {written} of {wanted} bytes were written: {source}", path.display())]
@@ -228,6 +239,13 @@ pub enum CheckpointError {
         /// How many bytes are read.
         expected: u64,
     },
+}
+
+impl CheckpointError {
+    /// Whether a file is not there.
+    pub(crate) fn is_absence(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
 }
 
 /// How a file is not as it was written.

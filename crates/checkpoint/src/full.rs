@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::directory::{remove_folder, sync_folder, write_file};
 use crate::error::{CheckpointError, cannot};
+use crate::files::check_on_disk;
 use crate::manifest::Tensor;
 use crate::names::WRITING;
 use crate::part::header;
@@ -217,6 +218,7 @@ struct Place<'a> {
 
 impl<'a> Place<'a> {
     fn new(out: &'a Path, replace: bool) -> Result<Self, CheckpointError> {
+        check_on_disk(out)?;
         let Some(name) = out.file_name() else {
             return Err(CheckpointError::NotReplaceable {
                 path: out.to_owned(),

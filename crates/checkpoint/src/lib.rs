@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a folder of safetensors files and a [`Manifest`] that says which file holds what of which tensor. What
 //! decides is pure: the manifest and its checks, the [`plan`] of reads, [`differences`], [`superseded`]. [`write_part`],
-//! [`commit`], [`Directory`] and [`Checkpoint`] do the I/O.
+//! [`commit`], [`Directory`] and [`Checkpoint`] do the I/O, on a disk or in an object store.
 //!
 //! ```
 //! use serde_json::json;
@@ -49,6 +49,7 @@ mod compare;
 mod differences;
 mod directory;
 mod error;
+mod files;
 mod foreign;
 mod full;
 mod hash;
@@ -56,6 +57,7 @@ mod import;
 mod leftovers;
 mod manifest;
 mod names;
+mod notes;
 mod part;
 mod plan;
 mod read;
@@ -64,6 +66,7 @@ mod region;
 mod retention;
 mod rewrite;
 mod stream;
+mod stretches;
 mod write;
 
 #[cfg(test)]
@@ -75,6 +78,7 @@ pub use compare::{Unequal, unequal};
 pub use differences::{Difference, TensorKind, differences};
 pub use directory::{Directory, Entry, EntryState};
 pub use error::{CheckpointError, Damage};
+pub use files::StoreError;
 pub use foreign::{ForeignError, check_header};
 pub use full::{CONFIG_KEY, ExportOptions, Exported, export_full};
 pub use hash::{CHUNK_BYTES, ChunkHash, hash_chunks};
@@ -84,6 +88,7 @@ pub use manifest::{
     Tensor, item_bytes, seal,
 };
 pub use names::{NameError, check_tag};
+pub use notes::{leave_note, note};
 pub use part::{PartReport, PieceError, PieceView};
 pub use plan::{PlanError, Read, plan};
 pub use read::{Checkpoint, Touched, Wanted};

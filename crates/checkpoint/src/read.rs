@@ -3,15 +3,14 @@
 //! Chunks are read into memory of this process, verified there and used from there: what was verified is what is used,
 //! and a file that is cut or lost meanwhile is an error with its name. Mapped files would end the process instead.
 
-use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::chunks::{Chunks, Slot, read_chunks};
-use crate::directory::{Directory, names_in, read_manifest};
-use crate::error::{CheckpointError, Damage, cannot};
+use crate::directory::{Directory, read_manifest};
+use crate::error::{CheckpointError, Damage};
+use crate::files::{Files, Found, OpenFile, is_of_a_save};
 use crate::hash::{CHUNK_BYTES, ChunkHash, num_chunks};
 use crate::manifest::Manifest;
 use crate::names::{FOLDER_SUFFIX, MANIFEST};
@@ -19,10 +18,14 @@ use crate::part::header_problem;
 use crate::plan::plan;
 use crate::region::Region;
 
+/// How many chunks are verified before progress is told.
+const VERIFIED_CHUNKS: usize = 16;
+
 /// A complete checkpoint, open for reading.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
+    files: Files,
     manifest: Manifest,
 }
 
@@ -52,12 +55,22 @@ impl Checkpoint {
     /// Opens a checkpoint of a directory, the newest if no tag is given. All its files are there then, with their sizes,
     /// and no others; their bytes are verified where they are read.
     pub fn open(directory: &Directory, tag: Option<&str>) -> Result<Self, CheckpointError> {
-        Self::open_folder(&directory.find(tag)?)
+        Self::whole(Self::look(directory, directory.find(tag)?)?)
     }
 
-    /// Opens the checkpoint in this folder.
-    pub fn open_folder(folder: &Path) -> Result<Self, CheckpointError> {
-        let (checkpoint, damages) = Self::inspect(folder)?;
+    /// Opens the checkpoint that a user means by a path: that of a directory, or of a checkpoint's folder if no tag is given.
+    pub fn locate(path: &Path, tag: Option<&str>) -> Result<Self, CheckpointError> {
+        Self::whole(Self::inspect(path, tag)?)
+    }
+
+    /// What [`locate`](Self::locate) opens, and its files that are missing, too many or of other sizes.
+    pub fn inspect(path: &Path, tag: Option<&str>) -> Result<(Self, Vec<Damage>), CheckpointError> {
+        let directory = Directory::new(path);
+        let folder = directory.locate(tag)?;
+        Self::look(&directory, folder)
+    }
+
+    fn whole((checkpoint, damages): (Self, Vec<Damage>)) -> Result<Self, CheckpointError> {
         if damages.is_empty() {
             Ok(checkpoint)
         } else {
@@ -65,10 +78,13 @@ impl Checkpoint {
         }
     }
 
-    /// The checkpoint in this folder, and its files that are missing, too many or of other sizes.
-    pub fn inspect(folder: &Path) -> Result<(Self, Vec<Damage>), CheckpointError> {
+    fn look(
+        directory: &Directory,
+        folder: PathBuf,
+    ) -> Result<(Self, Vec<Damage>), CheckpointError> {
         let path = folder.join(MANIFEST);
-        let manifest = read_manifest(&path)?;
+        let files = directory.files().clone();
+        let manifest = read_manifest(&files, &path)?;
         let name = folder.file_name().map(|name| name.to_string_lossy());
         let expected = name
             .as_ref()
@@ -81,7 +97,8 @@ impl Checkpoint {
             });
         }
         let checkpoint = Self {
-            folder: folder.to_owned(),
+            folder,
+            files,
             manifest,
         };
         let damages = checkpoint.damaged_files()?;
@@ -137,21 +154,23 @@ impl Checkpoint {
             .iter()
             .map(|damage| damage.file().to_owned())
             .collect();
-        let mut memory = vec![0; CHUNK_BYTES as usize];
         for (number, file) in self.manifest.files.iter().enumerate() {
             if unreadable.contains(&file.name) {
                 continue;
             }
             let before = damages.len();
             let opened = self.open_file(number)?;
-            for chunk in 0..num_chunks(file.bytes) {
-                let range = self.range(number, chunk);
-                let length = (range.end - range.start) as usize;
-                match self.read_chunk(&opened, number, chunk, &mut memory[..length]) {
-                    Err(CheckpointError::Damaged { damages: found, .. }) => damages.extend(found),
+            let all = num_chunks(file.bytes);
+            for begin in (0..all).step_by(VERIFIED_CHUNKS) {
+                let batch = begin..(begin + VERIFIED_CHUNKS as u64).min(all);
+                let nothing_of = batch.clone().map(|chunk| ((number, chunk), Vec::new()));
+                match read_chunks(self, nothing_of.collect()) {
+                    Err(CheckpointError::Damaged { .. }) => {
+                        damages.extend(self.damaged_chunks(&opened, number, batch.clone())?);
+                    }
                     other => other?,
                 }
-                progress(length as u64);
+                progress(self.range(number, batch.end - 1).end - self.range(number, begin).start);
             }
             if damages.len() > before {
                 continue; // the header's bytes may be among those that have changed
@@ -163,6 +182,26 @@ impl Checkpoint {
                     file: file.name.clone(),
                     problem,
                 });
+            }
+        }
+        Ok(damages)
+    }
+
+    /// What is wrong with some chunks of a file.
+    fn damaged_chunks(
+        &self,
+        file: &OpenFile,
+        number: usize,
+        chunks: Range<u64>,
+    ) -> Result<Vec<Damage>, CheckpointError> {
+        let mut damages = Vec::new();
+        let mut memory = vec![0; CHUNK_BYTES as usize];
+        for chunk in chunks {
+            let range = self.range(number, chunk);
+            let into = &mut memory[..(range.end - range.start) as usize];
+            match self.read_chunk(file, number, chunk, into) {
+                Err(CheckpointError::Damaged { damages: found, .. }) => damages.extend(found),
+                other => other?,
             }
         }
         Ok(damages)
@@ -214,31 +253,27 @@ impl Checkpoint {
     }
 
     fn damaged_files(&self) -> Result<Vec<Damage>, CheckpointError> {
+        let listed = self.files.list(&self.folder)?.into_iter();
+        let mut there: BTreeMap<String, Option<u64>> =
+            listed.map(|one| (one.name, one.bytes)).collect();
+        there.remove(MANIFEST);
         let mut damages = Vec::new();
         for file in &self.manifest.files {
-            let path = self.folder.join(&file.name);
             let (name, expected) = (file.name.clone(), file.bytes);
-            match fs::metadata(&path) {
-                Ok(found) if !found.is_file() => damages.push(Damage::Missing { file: name }),
-                Ok(found) if found.len() == expected => {}
-                Ok(found) => damages.push(Damage::Size {
+            match there.remove(&name).flatten() {
+                Some(found) if found == expected => {}
+                Some(found) => damages.push(Damage::Size {
                     file: name,
-                    found: found.len(),
+                    found,
                     expected,
                 }),
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    damages.push(Damage::Missing { file: name });
-                }
-                Err(error) => return Err(cannot("look at", &path)(error)),
+                None => damages.push(Damage::Missing { file: name }),
             }
         }
-        for file in names_in(&self.folder)? {
-            let names = &self.manifest.files;
-            let known = names.binary_search_by(|one| one.name.cmp(&file)).is_ok();
-            if !known && file != MANIFEST {
-                damages.push(Damage::Extra { file });
-            }
+        if let Files::Store(_) = self.files {
+            there.retain(|name, _| !is_of_a_save(name));
         }
+        damages.extend(there.into_keys().map(|file| Damage::Extra { file }));
         Ok(damages)
     }
 
@@ -249,9 +284,14 @@ impl Checkpoint {
         }
     }
 
-    pub(crate) fn open_file(&self, number: usize) -> Result<File, CheckpointError> {
+    /// Where its files are.
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    pub(crate) fn open_file(&self, number: usize) -> Result<OpenFile, CheckpointError> {
         let path = self.folder.join(&self.manifest.files[number].name);
-        File::open(&path).map_err(cannot("open", &path))
+        self.files.open(&path)
     }
 
     /// Where a chunk lies in its file.
@@ -262,14 +302,23 @@ impl Checkpoint {
 
     pub(crate) fn read_chunk(
         &self,
-        file: &File,
+        file: &OpenFile,
         number: usize,
         chunk: u64,
         into: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let range = self.range(number, chunk);
-        self.read_at(file, number, range.start, into)?;
-        let hash = ChunkHash::of(into);
+        self.read_at(file, number, self.range(number, chunk).start, into)?;
+        self.verify_chunk(number, chunk, into)
+    }
+
+    /// Compares a chunk with what was written.
+    pub(crate) fn verify_chunk(
+        &self,
+        number: usize,
+        chunk: u64,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointError> {
+        let hash = ChunkHash::of(bytes);
         let place = chunk as usize;
         let files = &self.manifest.files;
         if hash == files[number].chunks[place] {
@@ -278,6 +327,7 @@ impl Checkpoint {
         let owner = files
             .iter()
             .find(|one| one.chunks.get(place) == Some(&hash));
+        let range = self.range(number, chunk);
         Err(self.damaged(vec![Damage::Chunk {
             file: files[number].name.clone(),
             begin: range.start,
@@ -286,27 +336,25 @@ impl Checkpoint {
         }]))
     }
 
-    fn read_at(
+    pub(crate) fn read_at(
         &self,
-        file: &File,
+        file: &OpenFile,
         number: usize,
         begin: u64,
         into: &mut [u8],
     ) -> Result<(), CheckpointError> {
         let expected = &self.manifest.files[number];
-        match file.read_exact_at(into, begin) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                Err(self.damaged(vec![Damage::Size {
-                    file: expected.name.clone(),
-                    found: file.metadata().map_or(0, |found| found.len()),
-                    expected: expected.bytes,
-                }]))
-            }
-            Err(error) => {
-                let path = self.folder.join(&expected.name);
-                Err(cannot("read", &path)(error))
-            }
-        }
+        let path = self.folder.join(&expected.name);
+        let name = expected.name.clone();
+        let damage = match file.read_at(&path, begin, into)? {
+            Found::All => return Ok(()),
+            Found::Only(found) => Damage::Size {
+                file: name,
+                found,
+                expected: expected.bytes,
+            },
+            Found::Nothing => Damage::Missing { file: name },
+        };
+        Err(self.damaged(vec![damage]))
     }
 }

@@ -65,8 +65,11 @@ pub fn reshard(
     })
 }
 
-/// Whether a folder is in this one, whatever they are called.
+/// Whether a folder is in this one, whatever they are called. Addresses in a store are compared as they are.
 fn is_inside(folder: &Path, directory: &Path) -> bool {
+    if folder.parent() == Some(directory) {
+        return true;
+    }
     let (Ok(folder), Ok(directory)) = (folder.canonicalize(), directory.canonicalize()) else {
         return false; // a directory that is not there yet
     };
@@ -91,9 +94,9 @@ impl Target<'_> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Manifest, CheckpointError> {
         checked_tag(self.tag)?;
-        let folder = self.directory.folder(self.tag);
-        if folder.symlink_metadata().is_ok() && !self.replace {
-            return Err(CheckpointError::Exists { path: folder });
+        if !self.replace && self.directory.has(self.tag)? {
+            let path = self.directory.folder(self.tag);
+            return Err(CheckpointError::Exists { path });
         }
         abandon(self.directory, self.tag)?; // what an ended run left
         let written = self

@@ -1,8 +1,9 @@
 //! Writing: each rank its file, then one rank the manifest.
 //!
-//! - CK-1: a checkpoint's folder appears under its name complete, or not at all.
+//! - CK-1: a checkpoint's folder appears under its name complete, or not at all. In a store, that is its manifest.
 //! - CK-2: whatever fails, checkpoints that were complete stay, and `newest` names one of them.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::num::NonZeroU32;
@@ -17,6 +18,7 @@ use crate::directory::{
     write_file, write_slices,
 };
 use crate::error::{CheckpointError, cannot};
+use crate::files::{Files, Store, is_of_a_save};
 use crate::hash::{ChunkHash, ChunkHasher, hash_chunks};
 use crate::leftovers::remove_leftovers;
 use crate::manifest::{Manifest, PartFile};
@@ -28,11 +30,12 @@ use crate::retention::{Complete, superseded};
 use crate::stream::Streamed;
 
 /// Writes a rank's pieces into its file of a checkpoint that is not complete yet, down to the disk. The bytes are written
-/// from where they are, in one stream, while another thread hashes them.
+/// from where they are, in one stream, while another thread hashes them. In a store, the file has a name that no other
+/// attempt to save has, which the report tells; bytes are copied, and sent while further ones are hashed.
 ///
 /// # Errors
 ///
-/// A piece makes no sense, or the file system refuses: nothing is left of the file then.
+/// A piece makes no sense, or the file system or the store refuses: nothing is left of the file then.
 pub fn write_part(
     directory: &Directory,
     tag: &str,
@@ -43,6 +46,11 @@ pub fn write_part(
     let layout = lay_out(pieces).map_err(refused(&path))?;
     let data = layout.order.iter().map(|place| pieces[*place].bytes);
     let slices: Vec<&[u8]> = std::iter::once(&*layout.header).chain(data).collect();
+    if let Files::Store(store) = directory.files() {
+        return upload(store, &directory.writing(tag), name, &layout, |sink| {
+            slices.iter().try_for_each(|slice| sink(slice))
+        });
+    }
     write_laid_out(&path, name, &layout, |file| {
         write_hashed(file, &path, &slices)
     })
@@ -70,20 +78,41 @@ pub(crate) fn stream_part(
 ) -> Result<PartReport, CheckpointError> {
     let path = path_of(directory, tag, name)?;
     let layout = lay_out_specs(pieces).map_err(refused(&path))?;
+    let mut fill_all = |sink: &mut Sink<'_>| {
+        sink(&layout.header)?;
+        layout.order.iter().try_for_each(|&place| fill(place, sink))
+    };
+    if let Files::Store(store) = directory.files() {
+        return upload(store, &directory.writing(tag), name, &layout, fill_all);
+    }
     write_laid_out(&path, name, &layout, |file| {
         let mut hasher = ChunkHasher::default();
         let mut out = Streamed::new(file, &path, layout.bytes);
-        let mut sink = |bytes: &[u8]| {
+        fill_all(&mut |bytes: &[u8]| {
             hasher.update(bytes);
             out.write(bytes)
-        };
-        sink(&layout.header)?;
-        for &place in &layout.order {
-            fill(place, &mut sink)?;
-        }
+        })?;
         out.finish()?;
         Ok(hasher.finish())
     })
+}
+
+/// Writes a file of a store, of which nothing is left after an error.
+fn upload(
+    store: &Store,
+    folder: &Path,
+    name: &str,
+    layout: &PartLayout,
+    fill: impl FnOnce(&mut Sink<'_>) -> Result<(), CheckpointError>,
+) -> Result<PartReport, CheckpointError> {
+    let (name, mut upload) = store.upload(folder, name, layout.bytes)?;
+    let mut hasher = ChunkHasher::default();
+    fill(&mut |bytes: &[u8]| {
+        hasher.update(bytes);
+        upload.write(bytes)
+    })?;
+    upload.finish()?;
+    Ok(layout.report(&name, hasher.finish()))
 }
 
 /// Takes the next bytes of a file.
@@ -123,16 +152,23 @@ fn write_laid_out(
             // It is of no use, and may be what fills the disk. The error that is told is the one that came first.
             fs::remove_file(path).ok();
         })?;
-    let file = PartFile {
-        name: name.to_owned(),
-        bytes: layout.bytes,
-        data_begin: layout.header.len() as u64,
-        chunks,
-    };
-    Ok(PartReport {
-        file,
-        tensors: layout.tensors.clone(),
-    })
+    Ok(layout.report(name, chunks))
+}
+
+impl PartLayout {
+    /// What is told of the file that was written.
+    fn report(&self, name: &str, chunks: Vec<ChunkHash>) -> PartReport {
+        let file = PartFile {
+            name: name.to_owned(),
+            bytes: self.bytes,
+            data_begin: self.header.len() as u64,
+            chunks,
+        };
+        PartReport {
+            file,
+            tensors: self.tensors.clone(),
+        }
+    }
 }
 
 fn write_hashed(
@@ -162,12 +198,12 @@ pub struct Committed {
 }
 
 /// Completes a checkpoint, after all ranks have written their files: writes the manifest, gives the folder its name in one
-/// step (a checkpoint of the same tag is replaced in that step), and then makes it the newest. At most `keep` complete
-/// checkpoints are left.
+/// step (a checkpoint of the same tag is replaced in that step), and then makes it the newest. In a store the step is that of
+/// writing the manifest. At most `keep` complete checkpoints are left.
 ///
 /// # Errors
 ///
-/// The parts do not make a checkpoint, or the file system refuses. The checkpoints from before are then as they were, and
+/// The parts do not make a checkpoint, or the file system or the store refuses. The checkpoints from before are then as they were, and
 /// if the new one has got its name, it is complete.
 pub fn commit(
     directory: &Directory,
@@ -178,7 +214,7 @@ pub fn commit(
 ) -> Result<Committed, CheckpointError> {
     checked_tag(tag)?;
     let writing = directory.writing(tag);
-    check_parts(&writing, &parts)?;
+    check_parts(directory, &writing, &parts)?;
     let sequence = complete(directory)?
         .iter()
         .map(|one| one.sequence.saturating_add(1))
@@ -192,12 +228,24 @@ pub fn commit(
         path: path.clone(),
         source,
     })?;
-    write_file(&path, &bytes)?;
-    sync_folder(&writing)?;
-    give_name(directory, tag)?;
+    match directory.files() {
+        Files::Disk => {
+            write_file(&path, &bytes)?;
+            sync_folder(&writing)?;
+            give_name(directory, tag)?;
+        }
+        Files::Store(store) => store.write_manifest(&path, bytes)?,
+    }
     directory.set_newest(tag)?;
-    remove_folder(&writing)?; // what had the name before
-    remove_leftovers(directory)?;
+    match directory.files() {
+        Files::Disk => {
+            remove_folder(&writing)?; // what had the name before
+            remove_leftovers(directory)?;
+        }
+        Files::Store(store) => {
+            remove_of_saves(store, &directory.folder(tag), Some(&manifest))?;
+        }
+    }
     let removed = match keep {
         Some(keep) => superseded(&complete(directory)?, Some(tag), keep),
         None => Vec::new(),
@@ -208,23 +256,74 @@ pub fn commit(
     Ok(Committed { manifest, removed })
 }
 
-/// Removes what was written of a checkpoint that will not be completed.
+/// Removes what was written of a checkpoint that will not be completed. One of the same tag that is complete stays.
 pub fn abandon(directory: &Directory, tag: &str) -> Result<(), CheckpointError> {
     checked_tag(tag)?;
-    remove_folder(&directory.writing(tag))
+    match directory.files() {
+        Files::Disk => remove_folder(&directory.writing(tag)),
+        Files::Store(store) if store.is_unsure() => Ok(()), // the next save of this tag removes it
+        Files::Store(store) => {
+            let complete = match directory.manifest(tag) {
+                Ok(manifest) => Some(manifest),
+                Err(error) if error.is_absence() => None,
+                Err(error) => return Err(error),
+            };
+            remove_of_saves(store, &directory.folder(tag), complete.as_ref())
+        }
+    }
 }
 
-/// All files are there. Others are of an earlier job that was ended while it wrote, and go.
-fn check_parts(writing: &Path, parts: &[PartReport]) -> Result<(), CheckpointError> {
+/// Removes what attempts to save a tag have left in a store, besides what the manifest names.
+fn remove_of_saves(
+    store: &Store,
+    folder: &Path,
+    manifest: Option<&Manifest>,
+) -> Result<(), CheckpointError> {
+    let is_named = |name: &str| {
+        manifest.is_some_and(|manifest| {
+            let files = &manifest.files;
+            files.binary_search_by(|one| (*one.name).cmp(name)).is_ok()
+        })
+    };
+    let all = store.list(folder)?.into_iter().map(|one| one.name);
+    let left = all.filter(|name| is_of_a_save(name) && !is_named(name));
+    store.remove(folder, left)
+}
+
+/// All files are there. On a disk, others are of an earlier job that was ended while it wrote, and go; in a store they go
+/// when the manifest does not name them any more.
+fn check_parts(
+    directory: &Directory,
+    writing: &Path,
+    parts: &[PartReport],
+) -> Result<(), CheckpointError> {
+    let files = directory.files();
+    let there: Option<BTreeMap<String, Option<u64>>> = match files {
+        Files::Disk => None,
+        Files::Store(_) => {
+            let listed = files.list(writing)?.into_iter();
+            Some(listed.map(|one| (one.name, one.bytes)).collect())
+        }
+    };
     for PartReport { file, .. } in parts {
         let path = writing.join(&file.name);
-        let found = match fs::metadata(&path) {
-            Ok(found) if found.len() == file.bytes => continue,
-            Ok(found) => format!("has {} of its {} bytes here", found.len(), file.bytes),
-            Err(error) if error.kind() == ErrorKind::NotFound => "is not there".to_owned(),
-            Err(error) => return Err(cannot("look at", &path)(error)),
+        let bytes = match &there {
+            Some(there) => there.get(&file.name).copied().flatten(),
+            None => match fs::metadata(&path) {
+                Ok(found) => Some(found.len()),
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                Err(error) => return Err(cannot("look at", &path)(error)),
+            },
+        };
+        let found = match bytes {
+            Some(found) if found == file.bytes => continue,
+            Some(found) => format!("has {found} of its {} bytes here", file.bytes),
+            None => "is not there".to_owned(),
         };
         return Err(CheckpointError::PartElsewhere { path, found });
+    }
+    if there.is_some() {
+        return Ok(());
     }
     for name in names_in(writing)? {
         if !parts.iter().any(|part| part.file.name == name) {

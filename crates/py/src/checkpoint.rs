@@ -8,7 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use shardwright_checkpoint::{
     Checkpoint, CheckpointError, Difference, Directory, Dtype, PartReport, PieceView, Region,
-    TensorKind, Touched, Wanted, abandon, commit, differences, write_part,
+    TensorKind, Touched, Wanted, abandon, commit, differences, leave_note, note, write_part,
 };
 
 use crate::checkpoint_background::{CheckpointMemory, PartInBackground};
@@ -151,12 +151,32 @@ pub(crate) struct CheckpointWriter {
 
 #[pymethods]
 impl CheckpointWriter {
-    /// For the checkpoint `tag` in the directory `path`; nothing is written yet.
+    /// For the checkpoint `tag` in the directory `path`, or at `s3://BUCKET/PREFIX`; nothing is written or asked yet.
     #[new]
     #[pyo3(signature = (path, tag))]
     fn new(path: PathBuf, tag: String) -> Self {
         let directory = Directory::new(path);
         Self { directory, tag }
+    }
+
+    /// Raise `ShardwrightError` if an object store does not answer, has no such bucket, or refuses who asks.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.directory.check())
+            .map_err(|error| checkpoint_error(&error))
+    }
+
+    /// Leave a note for other ranks beside the parts, until the checkpoint is completed or given up.
+    #[pyo3(signature = (name, text))]
+    fn leave_note(&self, py: Python<'_>, name: &str, text: &str) -> PyResult<()> {
+        py.detach(|| leave_note(&self.directory, &self.tag, name, text))
+            .map_err(|error| checkpoint_error(&error))
+    }
+
+    /// What a note says; None if it is not there.
+    #[pyo3(signature = (name))]
+    fn note(&self, py: Python<'_>, name: &str) -> PyResult<Option<String>> {
+        py.detach(|| note(&self.directory, &self.tag, name))
+            .map_err(|error| checkpoint_error(&error))
     }
 
     /// Write this rank's file, down to the disk, while other Python threads run: the report for `commit`.
@@ -239,7 +259,7 @@ impl CheckpointReader {
     #[pyo3(signature = (path, tag=None))]
     #[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
     fn new(py: Python<'_>, path: PathBuf, tag: Option<&str>) -> PyResult<Self> {
-        py.detach(|| Checkpoint::open_folder(&Directory::locate(&path, tag)?))
+        py.detach(|| Checkpoint::locate(&path, tag))
             .map(Self)
             .map_err(|error| checkpoint_error(&error))
     }
@@ -315,14 +335,20 @@ impl CheckpointReader {
 /// The tag of the checkpoint that was completed last in a directory; None if there is none. Raises `ShardwrightError` if the
 /// file that says so was changed.
 #[pyfunction]
-pub(crate) fn newest_checkpoint(path: PathBuf) -> PyResult<Option<String>> {
-    let newest = Directory::new(path).newest();
-    newest.map_err(|error| checkpoint_error(&error))
+pub(crate) fn newest_checkpoint(py: Python<'_>, path: PathBuf) -> PyResult<Option<String>> {
+    py.detach(|| Directory::new(path).newest())
+        .map_err(|error| checkpoint_error(&error))
 }
 
 /// Make a checkpoint of a directory the newest.
 #[pyfunction]
-pub(crate) fn set_newest_checkpoint(path: PathBuf, tag: &str) -> PyResult<()> {
-    let set = Directory::new(path).set_newest(tag);
-    set.map_err(|error| checkpoint_error(&error))
+pub(crate) fn set_newest_checkpoint(py: Python<'_>, path: PathBuf, tag: &str) -> PyResult<()> {
+    py.detach(|| Directory::new(path).set_newest(tag))
+        .map_err(|error| checkpoint_error(&error))
+}
+
+/// Whether a path is an address in an object store, such as `s3://BUCKET/PREFIX`.
+#[pyfunction]
+pub(crate) fn is_in_store(path: PathBuf) -> bool {
+    Directory::new(path).is_in_store()
 }

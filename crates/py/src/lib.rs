@@ -59,7 +59,7 @@ mod _core {
     use crate::alone::AloneRecorder;
     #[pymodule_export]
     use crate::checkpoint::{
-        CheckpointReader, CheckpointWriter, newest_checkpoint, set_newest_checkpoint,
+        CheckpointReader, CheckpointWriter, is_in_store, newest_checkpoint, set_newest_checkpoint,
     };
     #[pymodule_export]
     use crate::checkpoint_background::{CheckpointMemory, PartInBackground};

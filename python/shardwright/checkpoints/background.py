@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +11,14 @@ from typing import Any
 
 import torch
 
-from shardwright._core import CheckpointMemory, CheckpointWriter
+from shardwright._core import CheckpointMemory, CheckpointWriter, is_in_store
 from shardwright.checkpoints.boxes import Region
 from shardwright.checkpoints.together import on_all_ranks
 from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.job.runtime import Runtime
 
-_POLL_SECONDS = 0.02
+#: Between looks for what another rank tells: on a disk, and in a store, where each look is a request.
+_POLL_SECONDS = {False: 0.02, True: 0.5}
 
 #: A name, values in host memory, the shape of the whole tensor, and what the values are of it.
 Given = tuple[str, torch.Tensor, list[int], Region]
@@ -27,7 +27,7 @@ Given = tuple[str, torch.Tensor, list[int], Region]
 class BackgroundSave:
     """A save that goes on in the background.
 
-    Ranks tell rank 0 by files beside their parts what they have written, since messages between ranks are the script's.
+    Ranks tell rank 0 by notes beside their parts what they have written, since messages between ranks are the script's.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class BackgroundSave:
         self._rank, self._world = runtime.place.rank, runtime.place.launch.world_size
         self._patience: float = runtime.place.cfg.stall_timeout_seconds
         self._writer = CheckpointWriter(path, tag)
-        self._reports = os.path.join(path, f".{tag}_partial.writing", f"report-{nonce}-")
+        self._pause = _POLL_SECONDS[is_in_store(path)]
+        self._reports = f"report-{nonce}-"
         self._part = self._writer.write_part_in_background(f"part-{self._rank:05}.safetensors", given, memory)
         self._commit: Callable[[list[str]], object] | None = None
         self._told = threading.Event()
@@ -72,7 +73,7 @@ class BackgroundSave:
             try:
                 self._tell(json.dumps({"report": self._part.wait()}))
             except Exception as error:
-                with contextlib.suppress(OSError):  # a full disk may not take this either
+                with contextlib.suppress(ShardwrightError):  # a full disk may not take this either
                     self._tell(json.dumps({"error": str(error)}))
                 raise
             finally:
@@ -83,20 +84,16 @@ class BackgroundSave:
             self._errors.append(error)
 
     def _tell(self, text: str) -> None:
-        path = f"{self._reports}{self._rank}"
-        with open(f"{path}.writing", "w") as file:
-            file.write(text)
-        os.replace(f"{path}.writing", path)
+        self._writer.leave_note(f"{self._reports}{self._rank}", text)
 
     def _report_of(self, rank: int) -> str:
         """Wait for what a rank tells of its part."""
-        path = f"{self._reports}{rank}"
         deadline = time.monotonic() + self._patience
         while True:
             all_told = self._others_told.is_set()
-            if os.path.exists(path):
-                with open(path) as file:
-                    told = json.load(file)
+            text = self._writer.note(f"{self._reports}{rank}")
+            if text is not None:
+                told = json.loads(text)
                 if "error" in told:
                     raise ShardwrightError(f"rank {rank} could not write its part: {told['error']}")
                 return str(told["report"])
@@ -104,7 +101,7 @@ class BackgroundSave:
                 raise ShardwrightError(f"the part of rank {rank} is not in this directory: all ranks need the same one")
             if time.monotonic() > deadline:
                 raise ShardwrightError(f"rank {rank} did not write its part within {self._patience} s")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(self._pause)
 
     def finish(self, operation: str) -> None:
         """Wait for the end; all ranks call this.

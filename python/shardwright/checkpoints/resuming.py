@@ -19,6 +19,7 @@ from shardwright.checkpoints.codec import Decoder
 from shardwright.checkpoints.dtypes import DTYPES
 from shardwright.checkpoints.full import load_full
 from shardwright.checkpoints.optimizer_state import OptimizerState
+from shardwright.checkpoints.places import check_on_disk, place_of
 from shardwright.checkpoints.saving import HUGGINGFACE_CONFIG, USER, check_same, united
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER, ModelTensors, Named, extra_states
 from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
@@ -50,7 +51,7 @@ class Saved:
 
     def __init__(self, path: str | os.PathLike[str], tag: str | None) -> None:
         """Open it; by default the newest."""
-        self._reader = CheckpointReader(os.path.abspath(path), tag)
+        self._reader = CheckpointReader(place_of(path), tag)
         self.manifest: dict[str, Any] = json.loads(self._reader.manifest)
         self.kinds: Kinds = {
             each["name"]: (DTYPES[each["dtype"]], tuple(each["shape"])) for each in self.manifest["tensors"]
@@ -140,7 +141,7 @@ def resume_from_checkpoint(
     the step, which goes on from the checkpoint's in any job.
 
     Args:
-        path: The directory of checkpoints.
+        path: The directory of checkpoints, or ``s3://BUCKET/PREFIX``.
         tag: The checkpoint; by default the newest.
         partial: Load what was saved in parts. Otherwise the file ``path/tag`` with the state dict of the whole model,
             saved by ``smp.save_checkpoint(partial=False)``, ``smp.save`` or ``torch.save``; weights of replaced modules
@@ -166,6 +167,7 @@ def resume_from_checkpoint(
     runtime = outside_steps(_OPERATION)
     background(runtime).finish(_OPERATION)
     if not partial:
+        check_on_disk(_OPERATION, path)
         if tag is None:
             tag = on_all_ranks(_OPERATION, lambda: _newest(path) if runtime.place.rank == 0 else None)[0]
         return load_full(runtime, _OPERATION, path, tag, model, strict, translate_function)

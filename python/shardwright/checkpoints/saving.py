@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from shardwright._core import CheckpointWriter, __version__
+from shardwright._core import CheckpointWriter, __version__, is_in_store
 from shardwright.checkpoints import random_state
 from shardwright.checkpoints.background import Given, background
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Encoder
 from shardwright.checkpoints.full import save_full
 from shardwright.checkpoints.optimizer_state import OptimizerState
+from shardwright.checkpoints.places import check_on_disk, place_of
 from shardwright.checkpoints.tensors import ModelTensors, extra_states
 from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
 from shardwright.errors import CheckpointError, ShardwrightError
@@ -87,7 +88,8 @@ def save_checkpoint(
     number of ranks. Whatever fails, checkpoints from before stay, and all ranks raise the error.
 
     Args:
-        path: The directory of checkpoints, which all ranks can write to. It is made if it is not there.
+        path: The directory of checkpoints, which all ranks can write to. It is made if it is not there. With
+            ``s3://BUCKET/PREFIX`` it is in an object store; see the guide.
         tag: The name of the checkpoint, which replaces an older one of the same name.
         partial: Save in parts. A full checkpoint is one file, ``path/tag``, with the model only, by rank 0.
         model: The model; by default the job's only one.
@@ -111,6 +113,7 @@ def save_checkpoint(
     runtime = outside_steps(_OPERATION)
     background(runtime).finish(_OPERATION)
     if not partial:
+        check_on_disk(_OPERATION, path)
         save_full(runtime, _OPERATION, path, tag, model, user_content, translate=translate_if_full)
         return
     part = Part()
@@ -118,6 +121,8 @@ def save_checkpoint(
 
     def collect() -> str:
         _check(tag, num_kept_partial_checkpoints)
+        if is_in_store(path):
+            CheckpointWriter(path, tag).check()  # before anything is copied
         models.append(model_of(runtime, model))
         _collect(part, runtime, models[0], optimizer, user_content)
         part.about["request"] = [tag, num_kept_partial_checkpoints, asynchronous]
@@ -129,7 +134,7 @@ def save_checkpoint(
     check_same([one["request"] for one in abouts], "tag, num_kept_partial_checkpoints and asynchronous")
     _check_values(told)
     mine = assigned(told, runtime.place.rank)
-    folder = os.path.abspath(path)
+    folder = place_of(path)
 
     def given() -> list[Given]:
         return part.given(mine)

@@ -176,7 +176,7 @@ fn lost_added_and_longer_files_are_named() {
         names(&damages(&directory)),
         ["part-0.safetensors is missing"]
     );
-    let (checkpoint, _) = Checkpoint::inspect(&folder).unwrap();
+    let (checkpoint, _) = Checkpoint::inspect(&folder, None).unwrap();
     let found = checkpoint.verify(|_| {}).unwrap();
     assert_eq!(names(&found), ["part-0.safetensors is missing"]);
 }
@@ -231,7 +231,7 @@ fn a_header_that_says_something_else_than_the_manifest_is_named() {
         .expect("tensor a has 33 of its bytes here");
     bytes[8 + shape..][..4].copy_from_slice(b"[32]");
     fs::write(&path, &bytes).unwrap();
-    let (checkpoint, _) = Checkpoint::inspect(&folder).unwrap();
+    let (checkpoint, _) = Checkpoint::inspect(&folder, None).unwrap();
     let mut manifest = checkpoint.manifest().clone();
     manifest.files[0].chunks = hash_chunks([&bytes[..]]);
     fs::write(folder.join("manifest.json"), manifest.to_bytes()).unwrap();

@@ -35,7 +35,7 @@ pub struct ExportArguments {
 pub struct ReshardArguments {
     #[command(flatten)]
     from: From,
-    /// The directory of checkpoints to write into, which need not exist.
+    /// The directory of checkpoints to write into, which need not exist; or `s3://BUCKET/PREFIX`.
     out: PathBuf,
     /// How many files to write: as many as ranks will read them.
     #[arg(long, value_name = "N")]
@@ -64,7 +64,7 @@ pub struct ImportArguments {
 /// The checkpoint to read.
 #[derive(Clone, Debug, Args)]
 struct From {
-    /// The directory of the checkpoints, or the folder of one.
+    /// The directory of the checkpoints, or the folder of one; or `s3://BUCKET/PREFIX`.
     path: PathBuf,
     /// Its tag; the newest if none is given.
     #[arg(long)]
@@ -73,7 +73,7 @@ struct From {
 
 impl From {
     fn open(&self) -> Result<Checkpoint, CheckpointError> {
-        Checkpoint::open_folder(&Directory::locate(&self.path, self.tag.as_deref())?)
+        Checkpoint::locate(&self.path, self.tag.as_deref())
     }
 }
 

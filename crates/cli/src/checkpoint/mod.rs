@@ -40,7 +40,7 @@ pub enum CheckpointVerb {
 /// What `ls` lists.
 #[derive(Clone, Debug, Args)]
 pub struct ListArguments {
-    /// The directory of the checkpoints.
+    /// The directory of the checkpoints, or `s3://BUCKET/PREFIX`.
     pub path: PathBuf,
     /// Write one JSON object.
     #[arg(long)]
@@ -82,16 +82,10 @@ pub struct DiffArguments {
 /// A checkpoint.
 #[derive(Clone, Debug, Args)]
 struct Which {
-    /// The directory of the checkpoints, or the folder of one.
+    /// The directory of the checkpoints, or the folder of one; or `s3://BUCKET/PREFIX`.
     path: PathBuf,
     /// Its tag; the newest if none is given.
     tag: Option<String>,
-}
-
-impl Which {
-    fn folder(&self) -> Result<PathBuf, CheckpointError> {
-        Directory::locate(&self.path, self.tag.as_deref())
-    }
 }
 
 #[derive(Serialize)]
@@ -136,7 +130,8 @@ fn list(arguments: &ListArguments) -> Result<Finished, CheckpointError> {
 }
 
 fn show(arguments: &ShowArguments) -> Result<Finished, CheckpointError> {
-    let checkpoint = Checkpoint::open_folder(&arguments.checkpoint.folder()?)?;
+    let Which { path, tag } = &arguments.checkpoint;
+    let checkpoint = Checkpoint::locate(path, tag.as_deref())?;
     let manifest = checkpoint.manifest();
     Ok(Finished {
         output: if arguments.json {
@@ -149,8 +144,8 @@ fn show(arguments: &ShowArguments) -> Result<Finished, CheckpointError> {
 }
 
 fn verify(arguments: &VerifyArguments) -> Result<Finished, CheckpointError> {
-    let folder = arguments.checkpoint.folder()?;
-    let (checkpoint, _) = Checkpoint::inspect(&folder)?;
+    let Which { path, tag } = &arguments.checkpoint;
+    let (checkpoint, _) = Checkpoint::inspect(path, tag.as_deref())?;
     let files = &checkpoint.manifest().files;
     let progress = Progress::new("verifying", files.iter().map(|file| file.bytes).sum());
     let damages = checkpoint.verify(|bytes| progress.add(bytes))?;
@@ -173,7 +168,7 @@ fn verify(arguments: &VerifyArguments) -> Result<Finished, CheckpointError> {
 }
 
 fn difference(arguments: &DiffArguments) -> Result<Finished, CheckpointError> {
-    let open = |path: &Path| Checkpoint::open_folder(&Directory::locate(path, None)?);
+    let open = |path: &Path| Checkpoint::locate(path, None);
     let (a, b) = (open(&arguments.a)?, open(&arguments.b)?);
     let difference = difference::Difference::between(&a, &b)?;
     Ok(Finished {

@@ -1,0 +1,60 @@
+//! Why a store did not do what was asked.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+/// Why an object store did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The address cannot be used.
+    #[error("addresses of object stores are s3://BUCKET/PREFIX: {0}")]
+    Address(&'static str),
+    /// What the store answered, or why it could not be asked.
+    #[error("{}", told(.0))]
+    Answer(object_store::Error),
+    /// It took too long.
+    #[error("there was no answer within {} seconds", .0.as_secs())]
+    Deadline(Duration),
+    /// The object has fewer bytes than are read.
+    #[error("the object ended after {0} of the bytes that were asked for")]
+    Short(usize),
+    /// The thread that speaks to the store cannot be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// The thread that speaks to the store is not in this process, or is stuck.
+    #[error("the thread that speaks to the store does not answer; forked processes do not have it")]
+    NoThread,
+    /// Other readers need it in a folder.
+    #[error("this is written to a folder on a disk only")]
+    OnlyOnDisk,
+    /// No random numbers, without which names are not unique.
+    #[error("there are no random numbers: {0}")]
+    Random(getrandom::Error),
+}
+
+impl StoreError {
+    /// Whether there is no such object. A bucket that is not there is an error instead.
+    pub(super) fn is_absent(&self) -> bool {
+        match self {
+            Self::Answer(error @ object_store::Error::NotFound { .. }) => {
+                !error.to_string().contains("NoSuchBucket")
+            }
+            _ => false,
+        }
+    }
+}
+
+/// An error with all its causes, of which the client tells only the first ones: not that a connection was refused.
+fn told(error: &object_store::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let further = error.to_string();
+        if !text.contains(&further) {
+            text = format!("{text}: {further}");
+        }
+        cause = error.source();
+    }
+    text
+}

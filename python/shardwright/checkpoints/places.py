@@ -1,0 +1,26 @@
+"""Where checkpoints are: in a folder, or in an object store."""
+
+from __future__ import annotations
+
+import os
+
+from shardwright._core import is_in_store
+from shardwright.errors import CheckpointError
+
+
+def place_of(path: str | os.PathLike[str]) -> str:
+    """Return the directory of checkpoints whatever the current folder is later; addresses in a store as they are."""
+    return os.fspath(path) if is_in_store(path) else os.path.abspath(path)
+
+
+def check_on_disk(operation: str, path: str | os.PathLike[str]) -> None:
+    """Refuse an address in a store for a full checkpoint.
+
+    Raises:
+        CheckpointError: It is one.
+    """
+    if is_in_store(path):
+        raise CheckpointError(
+            f"{operation}: {os.fspath(path)!r} is in an object store, and full checkpoints are files on a disk: save "
+            "in parts, and write the whole model by `shardwright checkpoint export --full`"
+        )
