@@ -14,13 +14,14 @@ def place_of(path: str | os.PathLike[str]) -> str:
 
 
 def check_on_disk(operation: str, path: str | os.PathLike[str]) -> None:
-    """Refuse an address in a store for a full checkpoint.
+    """Refuse an address in a store for what is not a checkpoint in parts.
 
     Raises:
         CheckpointError: It is one.
     """
     if is_in_store(path):
         raise CheckpointError(
-            f"{operation}: {os.fspath(path)!r} is in an object store, and full checkpoints are files on a disk: save "
-            "in parts, and write the whole model by `shardwright checkpoint export --full`"
+            f"{operation}: {os.fspath(path)!r} is in an object store, where only checkpoints in parts are; this one is on "
+            "a disk. `shardwright checkpoint reshard` copies checkpoints in parts from a disk to a store and back, and "
+            "`shardwright checkpoint export --full` writes the whole model out of a store"
         )

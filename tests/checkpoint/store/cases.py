@@ -103,7 +103,7 @@ def gone(path: str, server: int) -> None:
 def only_in_parts(path: str) -> None:
     """Full checkpoints are files on a disk."""
     Training().run(1)
-    with pytest.raises(smp.CheckpointError, match="full checkpoints are files on a disk"):
+    with pytest.raises(smp.CheckpointError, match="only checkpoints in parts"):
         smp.save_checkpoint(path, "a", partial=False)
-    with pytest.raises(smp.CheckpointError, match="full checkpoints are files on a disk"):
+    with pytest.raises(smp.CheckpointError, match="only checkpoints in parts"):
         smp.resume_from_checkpoint(path, "a", partial=False)

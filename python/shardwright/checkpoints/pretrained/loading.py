@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shardwright.checkpoints.pretrained.folder import Folder
+from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.tensors import MODEL, ModelTensors
 from shardwright.checkpoints.together import on_all_ranks, outside_steps
 from shardwright.errors import CheckpointError
@@ -29,6 +30,7 @@ def load_pretrained(runtime: Runtime, model: DistributedModel, folder: str | os.
     yet is compared with the files now, and gets its values when it is divided.
     """
     outside_steps(_OPERATION)
+    check_on_disk(_OPERATION, folder)
     found: list[_Loading] = []
 
     def look() -> tuple[str, str]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from shardwright._core import export_full_checkpoint
 from shardwright.checkpoints.pretrained.folder import CONFIG, GENERATION_CONFIG, INDEX, SINGLE
+from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.saving import Part, assigned, check_same, description_of, write_parts
 from shardwright.checkpoints.tensors import ModelTensors
 from shardwright.checkpoints.together import on_all_ranks, outside_steps
@@ -34,6 +35,7 @@ def save_pretrained(
     tensors of it, as a stream, so that no rank has the model in memory.
     """
     outside_steps(_OPERATION)
+    check_on_disk(_OPERATION, folder)
     target = os.path.abspath(folder)
     parent, name = os.path.split(target)
     beside = os.path.join(parent, f".{name}.saving")

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Decoder
+from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.resuming import Saved
 from shardwright.checkpoints.saving import USER
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER
@@ -33,6 +34,7 @@ def export_checkpoint(
     replace: bool,
 ) -> None:
     """Export a checkpoint; see :func:`shardwright.export_torch_checkpoint`."""
+    check_on_disk("smp.export_torch_checkpoint", folder)
     if not replace and os.path.lexists(os.path.join(folder, METADATA_NAME)):
         raise CheckpointError(f"{os.fspath(folder)!r} has a checkpoint already: replace=True would replace it")
     saved = Saved(path, tag)

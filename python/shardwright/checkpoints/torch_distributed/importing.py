@@ -16,6 +16,7 @@ import torch
 from shardwright._core import CheckpointWriter, __version__
 from shardwright.checkpoints.background import Given
 from shardwright.checkpoints.codec import Encoder
+from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.saving import USER
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER
 from shardwright.checkpoints.torch_distributed.reading import Path, TorchCheckpoint
@@ -40,6 +41,7 @@ def import_checkpoint(
     replace: bool,
 ) -> None:
     """Import a checkpoint; see :func:`shardwright.import_torch_checkpoint`."""
+    check_on_disk("smp.import_torch_checkpoint", path)
     if not replace and os.path.lexists(os.path.join(path, f"{tag}_partial")):
         raise CheckpointError(f"{os.fspath(path)!r} has a checkpoint {tag!r} already: replace=True would replace it")
     source = TorchCheckpoint(os.fspath(folder))
