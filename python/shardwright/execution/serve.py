@@ -31,7 +31,7 @@ from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, Leaves, WeightGradients, cut, edge_of, in_frame, run_backward
 from shardwright.frames.checkpointing import Checkpointing
 from shardwright.frames.remote import bring_all
-from shardwright.huggingface import collector
+from shardwright.transformers_models import collector
 from shardwright.job.received import build
 from shardwright.values import pack, registry, unpack
 

@@ -14,7 +14,7 @@ from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.half_precision import cast_model, half_dtype, to_float32, to_half
-from shardwright.huggingface import prepare
+from shardwright.transformers_models import prepare
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.alike import check_same_model
 from shardwright.model.backward import backward

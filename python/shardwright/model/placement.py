@@ -26,7 +26,7 @@ from shardwright.execution.turn import Turn
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.half_precision import accumulate_in_float32
-from shardwright.huggingface import prepare
+from shardwright.transformers_models import prepare
 from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime
 from shardwright.model.hooks import PostPartitionHooks

@@ -20,7 +20,7 @@ from torch import nn
 from shardwright.contents import INTERNAL
 from shardwright.execution.children import CONTAINER_METHODS, exchanged, notifying
 from shardwright.execution.placed import KeptState
-from shardwright.huggingface.collector import collects
+from shardwright.transformers_models.collector import collects
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import CrossingFlow, merged, scope_of
 from shardwright.partition.observe import Execution, Stack

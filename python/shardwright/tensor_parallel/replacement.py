@@ -17,7 +17,7 @@ from shardwright.delayed.materialise import has_delayed
 from shardwright.delayed.tensor import DelayedTensor, real
 from shardwright.errors import ConfigError
 from shardwright.frames.checkpointing import mark_of as is_checkpointed
-from shardwright.huggingface import collector
+from shardwright.transformers_models import collector
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import TP_GROUP

@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.execution import encoder, intercept, reproducible, stateful
-from shardwright.huggingface import prepare
+from shardwright.transformers_models import prepare
 from shardwright.model.distributed import DistributedModel
 from shardwright.model.sentinel import is_sentinel
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.huggingface import collector
-from shardwright.huggingface.adapter import holds_cache
+from shardwright.transformers_models import collector
+from shardwright.transformers_models.adapter import holds_cache
 from shardwright.nn.attention import DistributedAttentionLayer
 from shardwright.nn.huggingface.weights import Table
 from shardwright.nn.transformer import DistributedTransformerLayer
