@@ -71,8 +71,7 @@ class OfRank:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Save the arguments as those of transformers, which a process without this library reads."""
-        function, (_, *rest), *others = super().__reduce_ex__(protocol)
-        return function, (_plain(type(self)), *rest), *others
+        return object.__reduce_ex__(self, 1)[0], (_plain(type(self)), object, None), self.__dict__
 
 
 class TrainingArguments(OfRank, transformers.TrainingArguments):

@@ -18,7 +18,8 @@ from shardwright.step import StepFunction, StepOutput, step
 class ModelInSteps:
     """Calls a model, and its ``generate``, in steps without a backward; other attributes are the model's.
 
-    The outputs are those of the whole batch, on all ranks of the pipeline; a loss is the mean over its labels.
+    The outputs are those of the whole batch, on all ranks of the pipeline. A loss is the mean over its labels, or the sum
+    if the model is told by ``num_items_in_batch`` what to divide it by.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class ModelInSteps:
             self._steps[microbatches] = step(microbatches=microbatches)(self._forward)
         outputs, counts = self._steps[microbatches](self._model, inputs)
         counts = counts if isinstance(counts, list) else [counts] * microbatches
+        if "num_items_in_batch" in inputs:
+            counts = None
         return tree_map(lambda one: _merged(one, counts), outputs)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,12 +78,14 @@ def _as_float32(value: Any) -> Any:
     return value.float() if is_half else value
 
 
-def _merged(value: Any, counts: list[float]) -> Any:
+def _merged(value: Any, counts: list[float] | None) -> Any:
     if not isinstance(value, StepOutput):
         return value
     outputs = value.outputs
     if outputs[0].dim():
         return value.concat()
+    if counts is None:
+        return value.reduce_sum()
     total = sum(counts)
     counted = [(one, number) for one, number in zip(outputs, counts, strict=True) if number]
     # A part without labels has no mean of its own.

@@ -18,6 +18,7 @@ from shardwright.half_precision import half_dtype
 from shardwright.huggingface import saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
 from shardwright.huggingface.evaluation import ModelInSteps
+from shardwright.huggingface.normalisation import divides_by_number
 from shardwright.job.ranks import local_rank, rank
 from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
@@ -54,6 +55,8 @@ class Trainer(transformers.Trainer):
             )
         args = as_of_rank(TrainingArguments("tmp_trainer") if args is None else args)
         self._train_steps: dict[int, StepFunction[..., Any]] = {}
+        #: None until it is known.
+        self._divides_by_number: bool | None = None
         self._in_steps: dict[int, ModelInSteps] = {}
         super().__init__(model, args, *others, **keywords)
         if self.optimizer is not None and state.cfg.tensor_parallel_degree > 1:
@@ -120,28 +123,28 @@ class Trainer(transformers.Trainer):
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = dict(self._prepare_inputs(inputs))
+        self._find_whether_it_divides(inputs)
         microbatches = _microbatches(find_batch_size(inputs) or 1)
         if microbatches not in self._train_steps:
             self._train_steps[microbatches] = step(microbatches=microbatches)(self._forward_and_backward)
-        shares = self._shares(inputs, microbatches, is_normalised=num_items_in_batch is not None)
+        shares = _Shares(self._shares(inputs, microbatches, is_normalised=num_items_in_batch is not None))
         losses = self._train_steps[microbatches](model, inputs, num_items_in_batch, shares)
         return losses.reduce_sum().to(self.args.device)
 
     def _forward_and_backward(
-        self, model: DistributedModel, inputs: dict[str, Any], num_items_in_batch: Any, share: torch.Tensor
+        self, model: DistributedModel, inputs: dict[str, Any], num_items_in_batch: Any, share: float
     ) -> torch.Tensor:
         """Run a microbatch, whose mean loss counts for this share of the loss."""
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        counts = float(share)
-        # A microbatch without labels has no mean: NaN, of which nothing goes on.
         loss = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
-        loss = loss * (counts or 1.0)
+        loss = loss * (share or 1.0)
         scaler = self.accelerator.scaler
-        model.backward(loss if scaler is None else scaler.scale(loss), weight=float(counts > 0))
-        return loss if counts else torch.zeros_like(loss)
+        # A microbatch without labels has no mean: NaN, of which nothing goes on.
+        model.backward(loss if scaler is None else scaler.scale(loss), weight=float(share > 0))
+        return loss if share else torch.zeros_like(loss)
 
-    def _shares(self, inputs: Mapping[str, Any], microbatches: int, *, is_normalised: bool) -> torch.Tensor:
+    def _shares(self, inputs: Mapping[str, Any], microbatches: int, *, is_normalised: bool) -> list[float]:
         """Return for each microbatch what its loss is multiplied by.
 
         A loss that is normalised by all labels of the global batch counts as it is, and others, which are means over
@@ -149,13 +152,22 @@ class Trainer(transformers.Trainer):
         """
         labels = self._labels(inputs)
         if labels is None:
-            counts = torch.ones(microbatches)
+            counts = [1] * microbatches
         else:
-            counts = labels.ne(-100).reshape(microbatches, -1).sum(dim=1).cpu()
+            counts = labels.ne(-100).reshape(microbatches, -1).sum(dim=1).tolist()
         if is_normalised:
-            return (counts > 0).double()
+            return [float(count > 0) for count in counts]
         accumulated = 1 if self.compute_loss_func is not None else self.current_gradient_accumulation_steps
-        return counts.double() / (max(1.0, float(counts.sum())) * accumulated)
+        return [count / (max(1, sum(counts)) * accumulated) for count in counts]
+
+    def _find_whether_it_divides(self, inputs: Mapping[str, Any]) -> None:
+        """Find out, once, whether the loss is a mean whatever number of labels the model is told, as that of T5."""
+        is_own = self.compute_loss_func is not None or self.label_smoother is not None
+        labels = self._labels(inputs)
+        if self._divides_by_number is None and self.model_accepts_loss_kwargs and not is_own and labels is not None:
+            with self.compute_loss_context_manager():
+                found = divides_by_number(self.distributed_model, self.model_in_steps, inputs, labels)
+            self._divides_by_number = found
 
     def _labels(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """Return the labels that the loss of a batch is the mean over."""
@@ -186,11 +198,9 @@ class Trainer(transformers.Trainer):
         Returns:
             The loss, or the loss and the outputs.
         """
-        own = num_items_in_batch is None or self.compute_loss_func is not None or self.label_smoother is not None
-        if own:
+        if num_items_in_batch is None or self._divides_by_number is not False:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         else:
-            # Some models, such as T5, return a mean whatever they are told.
             loss, outputs = super().compute_loss(model, inputs, True)
             ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
             loss = loss * (self._count(inputs) * ranks / num_items_in_batch)
@@ -226,6 +236,7 @@ class Trainer(transformers.Trainer):
 
     def prediction_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
         """Evaluate a batch of this rank in a step; see ``transformers.Trainer``."""
+        self._find_whether_it_divides(self._prepare_inputs(inputs))
         return super().prediction_step(self.model_in_steps, inputs, *others, **keywords)
 
     # --- checkpoints
@@ -281,6 +292,14 @@ class Trainer(transformers.Trainer):
         raise ConfigError(
             "Trainer.hyperparameter_search: start a job for each trial, since all ranks have to try the same"
         )
+
+
+class _Shares(list[float]):
+    """A number for each microbatch."""
+
+    def smp_slice(self, num_mb: int, mb: int, axis: int) -> float:
+        """Return that of a microbatch."""
+        return self[mb]
 
 
 def _microbatches(samples: int) -> int:
