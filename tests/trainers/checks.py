@@ -88,7 +88,11 @@ def descended(model: nn.Module, loss_of: Callable[[nn.Module, Any], torch.Tensor
 
 def loss_in_trainer(model: Any, batch: Any) -> torch.Tensor:
     """What Trainer has a model of text compute: a sum, which the model divides by the number of labels."""
-    return model(**batch, num_items_in_batch=batch["labels"].ne(-100).sum()).loss
+    return model(**batch, num_items_in_batch=_number(batch)).loss
+
+
+def _number(batch: Any) -> torch.Tensor:
+    return batch["labels"].ne(-100).sum()
 
 
 def losses_of(trainer: Any) -> list[float]:
@@ -162,7 +166,7 @@ def a_function_of_losses_gets_the_number_of_labels() -> None:
 
     model, samples = gpt2()
     expected = descended(
-        copy.deepcopy(model), lambda one, batch: loss_of(one(**batch), batch["labels"]), batches(samples)
+        copy.deepcopy(model), lambda one, batch: loss_of(one(**batch), batch["labels"], _number(batch)), batches(samples)
     )
     trainer = huggingface.Trainer(model=model, args=arguments(), train_dataset=samples, compute_loss_func=loss_of)
     trainer.train()
@@ -221,7 +225,8 @@ def labels_are_smoothed() -> None:
 
     def smoothed(one: Any, batch: Any) -> torch.Tensor:
         outputs = one(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-        return smoother(outputs, batch["labels"], shift_labels=True)
+        number = batch["labels"].ne(-100).sum()
+        return smoother(outputs, batch["labels"], shift_labels=True, num_items_in_batch=number)
 
     expected = descended(copy.deepcopy(model), smoothed, batches(samples))
     trainer = huggingface.Trainer(model=model, args=arguments(label_smoothing_factor=0.1), train_dataset=samples)
@@ -238,7 +243,7 @@ def bfloat16_is_autocast() -> None:
     model, samples = gpt2()
     model = model.float()
     expected = descended(copy.deepcopy(model), cast, batches(samples))
-    trainer = huggingface.Trainer(model=model, args=arguments(bf16=True), train_dataset=samples)
+    trainer = huggingface.Trainer(model=model, args=arguments(bf16=True, use_cpu=True), train_dataset=samples)
     trainer.train()
     whole = descended(gpt2()[0].float(), loss_in_trainer, batches(samples))
     same(losses_of(trainer), expected, 2e-4)
@@ -270,13 +275,14 @@ def generation_and_calls_run_in_steps() -> None:
     (batch, *_) = batches(samples)
     alone = copy.deepcopy(model).eval()
     with torch.no_grad():
-        expected = alone.generate(batch["input_ids"], max_new_tokens=3, do_sample=False, use_cache=False)
+        beginnings = batch["input_ids"][:, :4]
+        expected = alone.generate(beginnings, max_new_tokens=3, do_sample=False, use_cache=False)
         logits = alone(**batch).logits
     trainer = huggingface.Trainer(model=model, args=arguments(), train_dataset=samples)
     trainer.distributed_model.eval()
     with torch.no_grad():
         outputs = trainer.model_in_steps(**batch)
-        made = trainer.model_in_steps.generate(batch["input_ids"], max_new_tokens=3, do_sample=False)
+        made = trainer.model_in_steps.generate(beginnings, max_new_tokens=3, do_sample=False)
     assert torch.equal(made, expected)
     assert torch.allclose(outputs.logits, logits, rtol=0, atol=1e-12)
 

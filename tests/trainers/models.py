@@ -39,6 +39,7 @@ class Kind:
         metrics: What is computed of predictions and labels.
         generates: Whether predictions are generated.
         mark: Marks modules for tensor parallelism; by default Trainer marks the model.
+        accumulated: Of how many batches gradients are accumulated.
     """
 
     build: Callable[[float], nn.Module]
@@ -46,6 +47,7 @@ class Kind:
     metrics: Callable[[Any], dict[str, float]]
     generates: bool = False
     mark: Callable[[nn.Module], None] | None = None
+    accumulated: int = 2
 
 
 def data(kind: Kind, dtype: torch.dtype) -> tuple[Samples, dict[str, Samples]]:
@@ -206,6 +208,7 @@ def _vit(dropout: float) -> nn.Module:
 KINDS = {
     "gpt2": Kind(_gpt2, _text, _of_text),
     "llama-lora": Kind(_llama, _text, _of_text, mark=_mark_ends),
-    "t5": Kind(_t5, _pair, _of_pairs, generates=True),
+    # Trainer in one process adds up the means of accumulated batches, as if they were sums.
+    "t5": Kind(_t5, _pair, _of_pairs, generates=True, accumulated=1),
     "vit": Kind(_vit, _picture, _of_pictures),
 }

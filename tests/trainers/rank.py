@@ -18,7 +18,7 @@ import torch
 from tests.trainers.layouts import LAYOUTS, Layout
 from tests.trainers.models import KINDS, Kind, data
 
-BATCH, ACCUMULATED, STEPS, EVERY = 8, 2, 6, 2
+BATCH, STEPS, EVERY = 8, 6, 2
 
 
 def arguments(kinds: Any, kind: Kind, folder: Path, replicas: int) -> Any:
@@ -29,7 +29,7 @@ def arguments(kinds: Any, kind: Kind, folder: Path, replicas: int) -> Any:
         output_dir=str(folder),
         per_device_train_batch_size=BATCH // replicas,
         per_device_eval_batch_size=BATCH // replicas,
-        gradient_accumulation_steps=ACCUMULATED,
+        gradient_accumulation_steps=kind.accumulated,
         max_steps=STEPS,
         eval_strategy="steps",
         eval_steps=EVERY,
@@ -67,10 +67,13 @@ def trainer_of(kinds: Any, kind: Kind, dtype: torch.dtype, folder: Path, layout:
     )
 
 
-def seen(trainer: Any, kept: tuple[str, ...] = ("runtime", "per_second")) -> list[dict[str, float]]:
+_TIMES = ("runtime", "per_second", "preparation_time")
+
+
+def seen(trainer: Any) -> list[dict[str, float]]:
     """What was logged, without times."""
     return [
-        {key: value for key, value in entry.items() if not key.endswith(kept) and key != "total_flos"}
+        {key: value for key, value in entry.items() if not key.endswith(_TIMES) and key != "total_flos"}
         for entry in trainer.state.log_history
     ]
 
@@ -83,7 +86,7 @@ def trained(trainer: Any) -> dict[str, Any]:
         "log": seen(trainer),
         "train_loss": result.training_loss,
         "best": Path(trainer.state.best_model_checkpoint).name,
-        "predicted": {key: value for key, value in predicted.metrics.items() if "second" not in key and "time" not in key},
+        "predicted": {key: value for key, value in predicted.metrics.items() if not key.endswith(_TIMES)},
     }
 
 
