@@ -16,6 +16,11 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
     a key/value cache.
     """
 
+    def evaluation_loop(self, *args: Any, **keywords: Any) -> Any:
+        """Evaluate without the samples that fill up the last batch; see ``transformers.Trainer``."""
+        self.gather_function = self.accelerator.gather_for_metrics
+        return super().evaluation_loop(*args, **keywords)
+
     def prediction_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
         """Evaluate a batch of this rank, by ``generate`` if the arguments say so."""
         in_steps, whole = self.model_in_steps, self.model

@@ -25,7 +25,7 @@ from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
 from shardwright.model.whole import HINTS, MERGES
-from shardwright.model.wrapping import of_trainers, refuse_around, refuse_compiling, refuse_wrapped
+from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_trainer, refuse_wrapped
 from shardwright.nn.entries import built_in
 from shardwright.tensor_parallel.replacement import Result, replace
 from shardwright.tensor_parallel.report import announce
@@ -205,7 +205,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         if running_task() is None:
             raise ShardwrightError(
                 "with pipeline_parallel_degree > 1 the model can be called only inside a function decorated with "
-                f"smp.step; on the other ranks its modules are run on request{of_trainers()}"
+                "smp.step; on the other ranks its modules are run on request"
             )
         refuse_transforms("the model")
         if not self.placement.partitioned:
@@ -218,6 +218,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if name == "accepts_loss_kwargs":  # which only transformers.Trainer asks for, when it is made
+                refuse_trainer()
             value = getattr(super().__getattr__("module"), name)
         if name in MERGES and self.placement.ownership is not None:
             raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {HINTS[name]}")

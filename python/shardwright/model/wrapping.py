@@ -61,21 +61,17 @@ def refuse_around(wrapper: str) -> NoReturn:
     """Raise :class:`ConfigError`: the PyTorch wrapper was applied to a ``smp.DistributedModel``."""
     raise ConfigError(
         f"{wrapper} was given a smp.DistributedModel, which averages gradients over data-parallel ranks "
-        f'itself: leave the wrapper out, and have "ddp": True in the configuration{of_trainers()}'
+        'itself: leave the wrapper out, and have "ddp": True in the configuration. accelerate applies it in prepare(): '
+        "write `from shardwright.accelerate import Accelerator`"
     )
 
 
-def of_trainers() -> str:
-    """Return what to write where the model was given to a trainer of another library, if the script has imported one."""
-    instead = {
-        "transformers.trainer": "shardwright.huggingface import Trainer, TrainingArguments",
-        "accelerate": "shardwright.accelerate import Accelerator",
-        "lightning": "shardwright.lightning import Strategy",
-    }
-    name = next((name for name in instead if name in sys.modules), None)
-    if name is None:
-        return ""
-    return f". In place of those of {name.partition('.')[0]}: from {instead[name]}, which are given the model itself"
+def refuse_trainer() -> NoReturn:
+    """Raise :class:`ConfigError`: transformers' Trainer was given a ``smp.DistributedModel``."""
+    raise ConfigError(
+        "transformers.Trainer was given a smp.DistributedModel, whose forward and backward run in smp.step: write "
+        "`from shardwright.huggingface import Trainer, TrainingArguments`, and give that Trainer the model itself"
+    )
 
 
 def make_parallel(wrapper: DistributedDataParallel, module: Any, *args: Any, **kwargs: Any) -> None:
