@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import shardwright as smp
 import torch
 import transformers
@@ -33,12 +34,8 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
 
 def refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
     """The call raises this error, which says this."""
-    try:
+    with pytest.raises(error, match=text):
         call()
-    except error as raised:
-        assert text in str(raised), raised
-    else:
-        raise AssertionError(f"nothing was refused: {text}")
 
 
 def arguments(**others: Any) -> huggingface.TrainingArguments:
@@ -166,7 +163,9 @@ def a_function_of_losses_gets_the_number_of_labels() -> None:
 
     model, samples = gpt2()
     expected = descended(
-        copy.deepcopy(model), lambda one, batch: loss_of(one(**batch), batch["labels"], _number(batch)), batches(samples)
+        copy.deepcopy(model),
+        lambda one, batch: loss_of(one(**batch), batch["labels"], _number(batch)),
+        batches(samples),
     )
     trainer = huggingface.Trainer(model=model, args=arguments(), train_dataset=samples, compute_loss_func=loss_of)
     trainer.train()
@@ -201,9 +200,7 @@ def batches_that_microbatches_do_not_divide_are_trained_on() -> None:
     model, samples = gpt2()
     short = Samples([samples[one] for one in range(7 * smp.dp_size())])
     args = arguments(per_device_train_batch_size=7, max_steps=2)
-    expected = descended(
-        copy.deepcopy(model), loss_in_trainer, 2 * batches(short, 7 * smp.dp_size(), 1)
-    )
+    expected = descended(copy.deepcopy(model), loss_in_trainer, 2 * batches(short, 7 * smp.dp_size(), 1))
     trainer = huggingface.Trainer(model=model, args=args, train_dataset=short)
     trainer.train()
     same(losses_of(trainer), expected)

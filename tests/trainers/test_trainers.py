@@ -14,9 +14,7 @@ CHECKS = "tests.trainers.checks"
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("kind", "layout"), [("t5", "pp2"), pytest.param("gpt2", "pp2xdp2", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kind", "layout"), [("t5", "pp2"), pytest.param("gpt2", "pp2xdp2", marks=pytest.mark.slow)])
 def test_losses_metrics_and_resumed_trainings_are_exact(kind: str, layout: str) -> None:
     (plain,) = run(kind, "plain", "float64")
     outcome = compare(layout, plain, run(kind, layout, "float64"))

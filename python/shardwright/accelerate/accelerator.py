@@ -32,7 +32,7 @@ from shardwright.optimizer.half_precision import HalfPrecision
 _OTHER_ENGINES = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config")
 
 
-class Accelerator(accelerate.Accelerator):
+class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     """``accelerate.Accelerator`` for a job of this library; call ``smp.init`` first.
 
     :meth:`prepare` makes a ``smp.DistributedModel`` of a model and a ``smp.DistributedOptimizer`` of an optimizer, and
@@ -157,7 +157,8 @@ class Accelerator(accelerate.Accelerator):
                 "parallelism has replaced them or it is of another model: prepare the model first, and create the "
                 "optimizer of model.parameters() of what that returns"
             )
-        optimizer = DistributedOptimizer(optimizer, dynamic_loss_scale=bool(current_runtime().place.cfg.fp16))
+        wrap: Any = DistributedOptimizer
+        optimizer = wrap(optimizer, dynamic_loss_scale=bool(current_runtime().place.cfg.fp16))
         return super().prepare_optimizer(optimizer, device_placement=False)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
@@ -166,7 +167,7 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
-    ) -> DataLoader[Any]:
+    ) -> Any:
         """Let a data loader give different samples to data-parallel ranks, and the same to those of a pipeline."""
         return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
 
@@ -255,7 +256,7 @@ class Accelerator(accelerate.Accelerator):
         return super().get_state_dict(model, unwrap)
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **kwargs: Any) -> str:
-        """Save a checkpoint of the model, its optimizer, schedulers, loaders and registered objects. All ranks call this.
+        """Save model, optimizer, schedulers and registered objects in a checkpoint. All ranks call this.
 
         Model and optimizer are saved by ``smp.save_checkpoint``, so that any degrees can go on.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def gathered(values: Any) -> Any:
 
 
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
-    every = gathered_objects(torch.atleast_1d(tensor.detach()).contiguous())
+    every = gathered_objects(tensor.detach().reshape(tensor.shape or (1,)).contiguous())
     return torch.cat([one.to(tensor.device) for one in every])
 
 
@@ -34,7 +35,7 @@ def reduced(values: Any, reduction: str, scale: float) -> Any:
     Raises:
         ConfigError: The reduction is not known.
     """
-    reductions = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
+    reductions: dict[str, Callable[..., torch.Tensor]] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
     if reduction == "none":
         return values
     if reduction not in reductions:

@@ -29,9 +29,7 @@ def save_state(accelerator: Any, folder: str | None) -> str:
 def load_state(accelerator: Any, folder: str | None) -> None:
     """Load what :func:`save_state` saved. All ranks call this."""
     model, optimizer = _only(accelerator)
-    content = resume_from_checkpoint(
-        _folder(accelerator, folder, saving=False), TAG, model=model, optimizer=optimizer
-    )
+    content = resume_from_checkpoint(_folder(accelerator, folder, saving=False), TAG, model=model, optimizer=optimizer)
     if len(content["schedulers"]) != len(accelerator._schedulers) or len(content["objects"]) != len(
         accelerator._custom_objects
     ):

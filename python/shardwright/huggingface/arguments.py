@@ -82,7 +82,10 @@ class Seq2SeqTrainingArguments(OfRank, transformers.Seq2SeqTrainingArguments):
     """``transformers.Seq2SeqTrainingArguments`` in a rank of a job; call ``smp.init`` first."""
 
 
-_OWN = {TrainingArguments: transformers.TrainingArguments, Seq2SeqTrainingArguments: transformers.Seq2SeqTrainingArguments}
+_OWN = {
+    TrainingArguments: transformers.TrainingArguments,
+    Seq2SeqTrainingArguments: transformers.Seq2SeqTrainingArguments,
+}
 #: Of arguments that a script has made without this library.
 _MADE: dict[type, type] = {}
 

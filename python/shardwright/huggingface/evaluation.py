@@ -18,8 +18,8 @@ from shardwright.step import StepFunction, StepOutput, step
 class ModelInSteps:
     """Calls a model, and its ``generate``, in steps without a backward; other attributes are the model's.
 
-    The outputs are those of the whole batch, on all ranks of the pipeline. A loss is the mean over its labels, or the sum
-    if the model is told by ``num_items_in_batch`` what to divide it by.
+    The outputs are those of the whole batch, on all ranks of the pipeline. A loss is the mean over its labels, or the
+    sum if the model is told by ``num_items_in_batch`` what to divide it by.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ModelInSteps:
 
     def __call__(self, **inputs: Any) -> Any:
         """Run the model on a batch."""
-        microbatches = max(1, min(int(state.cfg.microbatches), find_batch_size(inputs) or 1))
+        microbatches = min(int(state.cfg.microbatches), samples_in(inputs))
         if microbatches not in self._steps:
             self._steps[microbatches] = step(microbatches=microbatches)(self._forward)
         outputs, counts = self._steps[microbatches](self._model, inputs)
@@ -71,6 +71,11 @@ class ModelInSteps:
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the model."""
         return getattr(self._model, name)
+
+
+def samples_in(inputs: Mapping[str, Any]) -> int:
+    """Return the size of a batch, at least 1."""
+    return max(1, find_batch_size(inputs) or 1)  # type: ignore[no-untyped-call]
 
 
 def _as_float32(value: Any) -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers.trainer_pt_utils import find_batch_size
 
 from shardwright.checkpoints import random_state
 from shardwright.delayed.materialise import has_delayed
+from shardwright.huggingface.evaluation import samples_in
 from shardwright.job.objects import allgather
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import current_runtime
@@ -34,7 +34,7 @@ def divides_by_number(
     """
     runtime = current_runtime()
     row = int(labels.ne(-100).reshape(len(labels), -1).sum(dim=1).argmax())
-    size = find_batch_size(inputs)
+    size = samples_in(inputs)
     sample = {
         name: value[row : row + 1] if isinstance(value, torch.Tensor) and value.dim() and len(value) == size else value
         for name, value in inputs.items()

@@ -8,19 +8,16 @@ from typing import Any, NoReturn
 
 import torch
 import transformers
-from transformers.trainer_pt_utils import find_batch_size
 
 from shardwright.accelerate import Accelerator
 from shardwright.accelerate.gathering import gathered, gathered_objects
 from shardwright.accelerate.seat import started
 from shardwright.errors import ConfigError
-from shardwright.half_precision import half_dtype
 from shardwright.huggingface import saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
-from shardwright.huggingface.evaluation import ModelInSteps
+from shardwright.huggingface.evaluation import ModelInSteps, samples_in
 from shardwright.huggingface.normalisation import divides_by_number
 from shardwright.job.ranks import local_rank, rank
-from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.state import state
@@ -33,8 +30,8 @@ class Trainer(transformers.Trainer):
 
     Give it the model itself: it makes a ``smp.DistributedModel`` of it before the first step (``model_wrapped``), and
     runs every forward and backward in ``smp.step``, a batch of ``per_device_train_batch_size`` in as many microbatches
-    as ``smp.init`` was told. Data-parallel ranks get different samples. With ``tensor_parallel_degree``, the whole model
-    is marked for tensor parallelism unless the script has marked modules.
+    as ``smp.init`` was told. Data-parallel ranks get different samples. With ``tensor_parallel_degree``, the whole
+    model is marked for tensor parallelism unless the script has marked modules.
 
     Checkpoints are those of ``smp.save_checkpoint``, which jobs with other degrees resume; :meth:`save_model` writes
     what ``from_pretrained`` reads. All ranks call every method.
@@ -43,6 +40,7 @@ class Trainer(transformers.Trainer):
         ConfigError: ``smp.init`` has not been called, or the arguments ask for what another library divides.
     """
 
+    model: Any
     optimizer: Any
     model_wrapped: Any
 
@@ -106,7 +104,8 @@ class Trainer(transformers.Trainer):
         _ = self.distributed_model
         super().create_optimizer(self.model)
         if not isinstance(self.distributed_optimizer, DistributedOptimizer):
-            self.optimizer = DistributedOptimizer(self.optimizer, dynamic_loss_scale=bool(state.cfg.fp16))
+            wrap: Any = DistributedOptimizer
+            self.optimizer = wrap(self.optimizer, dynamic_loss_scale=bool(state.cfg.fp16))
         return self.optimizer
 
     # --- training
@@ -124,12 +123,13 @@ class Trainer(transformers.Trainer):
             self.optimizer.train()
         inputs = dict(self._prepare_inputs(inputs))
         self._find_whether_it_divides(inputs)
-        microbatches = _microbatches(find_batch_size(inputs) or 1)
+        microbatches = _microbatches(samples_in(inputs))
         if microbatches not in self._train_steps:
             self._train_steps[microbatches] = step(microbatches=microbatches)(self._forward_and_backward)
         shares = _Shares(self._shares(inputs, microbatches, is_normalised=num_items_in_batch is not None))
         losses = self._train_steps[microbatches](model, inputs, num_items_in_batch, shares)
-        return losses.reduce_sum().to(self.args.device)
+        loss: torch.Tensor = losses.reduce_sum().to(self.args.device)
+        return loss
 
     def _forward_and_backward(
         self, model: DistributedModel, inputs: dict[str, Any], num_items_in_batch: Any, share: float
@@ -151,9 +151,8 @@ class Trainer(transformers.Trainer):
         labels, by the number of these, and for one of the batches that are accumulated.
         """
         labels = self._labels(inputs)
-        if labels is None:
-            counts = [1] * microbatches
-        else:
+        counts = [1] * microbatches
+        if labels is not None:
             counts = labels.ne(-100).reshape(microbatches, -1).sum(dim=1).tolist()
         if is_normalised:
             return [float(count > 0) for count in counts]
@@ -181,7 +180,7 @@ class Trainer(transformers.Trainer):
     def _count(self, inputs: Mapping[str, Any]) -> float:
         """Return how many labels a batch has; for one without labels, how many samples."""
         labels = self._labels(inputs)
-        return float(find_batch_size(inputs) or 1) if labels is None else float(labels.ne(-100).sum())
+        return float(samples_in(inputs)) if labels is None else float(labels.ne(-100).sum())
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -220,7 +219,7 @@ class Trainer(transformers.Trainer):
 
     def _finalize_training(self, *args: Any) -> Any:
         self._average_loss(self._tr_loss)
-        return super()._finalize_training(*args)
+        return super()._finalize_training(*args)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _average_loss(loss: torch.Tensor) -> None:
@@ -237,13 +236,14 @@ class Trainer(transformers.Trainer):
     def prediction_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
         """Evaluate a batch of this rank in a step; see ``transformers.Trainer``."""
         self._find_whether_it_divides(self._prepare_inputs(inputs))
-        return super().prediction_step(self.model_in_steps, inputs, *others, **keywords)
+        in_steps: Any = self.model_in_steps
+        return super().prediction_step(in_steps, inputs, *others, **keywords)
 
     # --- checkpoints
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model so that ``from_pretrained`` reads it. All ranks call this; rank 0 writes."""
-        folder = self.args.output_dir if output_dir is None else output_dir
+        folder = str(self.args.output_dir if output_dir is None else output_dir)
         if _internal_call and not self.args.save_only_model:
             saving.make_folder(folder)
             return

@@ -14,7 +14,6 @@ from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.half_precision import cast_model, half_dtype, to_float32, to_half
-from shardwright.transformers_models import prepare
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.alike import check_same_model
 from shardwright.model.backward import backward
@@ -29,6 +28,7 @@ from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_t
 from shardwright.nn.entries import built_in
 from shardwright.tensor_parallel.replacement import Result, replace
 from shardwright.tensor_parallel.report import announce
+from shardwright.transformers_models import prepare
 
 
 class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
