@@ -8,12 +8,13 @@ from typing import Any, NoReturn, Self
 
 import accelerate
 import torch
+from accelerate.data_loader import get_sampler
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import recursively_apply
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from shardwright.accelerate.gathering import gathered, gathered_objects, padded, reduced
 from shardwright.accelerate.seat import refuse_other_engines, started, take_seat
@@ -21,8 +22,8 @@ from shardwright.accelerate.states import load_state, save_state
 from shardwright.checkpoints.full import whole_in_one_process
 from shardwright.errors import ConfigError
 from shardwright.half_precision import half_dtype
-from shardwright.job.objects import barrier
-from shardwright.job.ranks import local_rank, rank, size
+from shardwright.job.objects import allgather, barrier
+from shardwright.job.ranks import WORLD, local_rank, rank, size
 from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
 from shardwright.optimizer import DistributedOptimizer, clip_grad_norm_
@@ -75,6 +76,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
                 "own samples"
             )
         loading.dispatch_batches = False
+        # Ranks draw random numbers in steps, each its own; the order of samples has a seed of its own.
+        loading.use_seedable_sampler = True
         if not loading.even_batches and self.num_processes > 1:
             raise ConfigError(
                 "even_batches=False, by which ranks would have different numbers of batches: leave it out, or drop the "
@@ -168,7 +171,16 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> Any:
-        """Let a data loader give different samples to data-parallel ranks, and the same to those of a pipeline."""
+        """Let a data loader give different samples to data-parallel ranks, and the same to those of a pipeline.
+
+        All ranks call this. Samples are shuffled as rank 0 has seeded it.
+        """
+        loading = self.dataloader_config
+        if loading.data_seed is None:
+            loading.data_seed = allgather(torch.initial_seed(), WORLD)[0]
+        sampler = get_sampler(data_loader)
+        if getattr(sampler, "generator", sampler) is None and not isinstance(sampler, RandomSampler):
+            sampler.generator = torch.Generator().manual_seed(loading.data_seed)
         return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
