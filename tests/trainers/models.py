@@ -38,7 +38,6 @@ class Kind:
         sample: Makes a sample.
         metrics: What is computed of predictions and labels.
         generates: Whether predictions are generated.
-        mark: Marks modules for tensor parallelism; by default Trainer marks the model.
         accumulated: Of how many batches gradients are accumulated.
     """
 
@@ -46,7 +45,6 @@ class Kind:
     sample: Callable[[torch.Generator, torch.dtype], dict[str, torch.Tensor]]
     metrics: Callable[[Any], dict[str, float]]
     generates: bool = False
-    mark: Callable[[nn.Module], None] | None = None
     accumulated: int = 2
 
 
@@ -128,15 +126,6 @@ def _llama(dropout: float) -> nn.Module:
     return get_peft_model(LlamaForCausalLM(config), adapters)
 
 
-def _mark_ends(model: nn.Module) -> None:
-    """Divide what no adapter is in: the table of tokens and the layer of logits."""
-    import shardwright as smp
-
-    base: Any = model
-    smp.set_tensor_parallelism(base.base_model.model.lm_head)
-    smp.set_tensor_parallelism(base.base_model.model.model.embed_tokens)
-
-
 # --- pairs
 
 
@@ -207,7 +196,7 @@ def _vit(dropout: float) -> nn.Module:
 
 KINDS = {
     "gpt2": Kind(_gpt2, _text, _of_text),
-    "llama-lora": Kind(_llama, _text, _of_text, mark=_mark_ends),
+    "llama-lora": Kind(_llama, _text, _of_text),
     # Trainer in one process adds up the means of accumulated batches, as if they were sums.
     "t5": Kind(_t5, _pair, _of_pairs, generates=True, accumulated=1),
     "vit": Kind(_vit, _picture, _of_pictures),

@@ -55,8 +55,6 @@ def trainer_of(kinds: Any, kind: Kind, dtype: torch.dtype, folder: Path, layout:
     """A Trainer, whose model is the same in every process."""
     torch.manual_seed(3)
     model = kind.build(dropout).to(dtype)
-    if layout.tensor > 1 and kind.mark is not None:
-        kind.mark(model)
     trained, evaluated = data(kind, dtype)
     return (kinds.Seq2SeqTrainer if kind.generates else kinds.Trainer)(
         model=model,

@@ -15,6 +15,8 @@ from tests.trainers.rank import STEPS
 ROOT = Path(__file__).resolve().parents[2]
 #: The largest relative difference of a loss or a metric; Trainer adds losses up in float32 in any case.
 BAR = 1e-6
+#: What may be the rounding of float32, of sums in another order: then float64 has to show that it is.
+ROUNDING = 1e-5
 DTYPES = ("float32", "float64")
 JOB_SECONDS = 400.0
 

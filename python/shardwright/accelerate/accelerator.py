@@ -160,9 +160,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
                 "parallelism has replaced them or it is of another model: prepare the model first, and create the "
                 "optimizer of model.parameters() of what that returns"
             )
-        wrap: Any = DistributedOptimizer
-        optimizer = wrap(optimizer, dynamic_loss_scale=bool(current_runtime().place.cfg.fp16))
-        return super().prepare_optimizer(optimizer, device_placement=False)
+        return super().prepare_optimizer(distributed(optimizer), device_placement=False)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
         """Let a learning-rate scheduler advance once for each step of every rank with different samples."""
@@ -277,6 +275,15 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def load_state(self, input_dir: str | None = None, **kwargs: Any) -> None:
         """Load what :meth:`save_state` saved. All ranks call this."""
         load_state(self, input_dir)
+
+
+def distributed(optimizer: torch.optim.Optimizer) -> Any:
+    """Make a ``smp.DistributedOptimizer`` of an optimizer, which scales losses, with ``fp16``, as torch's scaler does."""
+    wrap: Any = DistributedOptimizer
+    scaling = {"init_scale": 2.0**16, "scale_window": 2000}
+    if not current_runtime().place.cfg.fp16:
+        return wrap(optimizer)
+    return wrap(optimizer, dynamic_loss_scale=True, dynamic_loss_args=scaling)
 
 
 @contextlib.contextmanager

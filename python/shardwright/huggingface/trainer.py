@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from shardwright.accelerate import Accelerator
+from shardwright.accelerate.accelerator import distributed
 from shardwright.accelerate.gathering import gathered, gathered_objects
 from shardwright.accelerate.seat import started
 from shardwright.errors import ConfigError
@@ -104,8 +105,7 @@ class Trainer(transformers.Trainer):
         _ = self.distributed_model
         super().create_optimizer(self.model)
         if not isinstance(self.distributed_optimizer, DistributedOptimizer):
-            wrap: Any = DistributedOptimizer
-            self.optimizer = wrap(self.optimizer, dynamic_loss_scale=bool(state.cfg.fp16))
+            self.optimizer = distributed(self.optimizer)
         return self.optimizer
 
     # --- training
