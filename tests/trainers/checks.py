@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import shardwright as smp
 import torch
@@ -282,6 +283,38 @@ def generation_and_calls_run_in_steps() -> None:
         made = trainer.model_in_steps.generate(beginnings, max_new_tokens=3, do_sample=False)
     assert torch.equal(made, expected)
     assert torch.allclose(outputs.logits, logits, rtol=0, atol=1e-12)
+
+
+@check
+def trainings_begin_anew_after_evaluations_and_trainings() -> None:
+    samples = gpt2()[1]
+    trainer = huggingface.Trainer(
+        model_init=lambda: gpt2()[0], args=arguments(), train_dataset=samples, eval_dataset=samples
+    )
+    assert trainer.evaluate()["eval_loss"] > 0
+    trainer.train()
+    first = losses_of(trainer)
+    trainer.train()
+    assert losses_of(trainer) == first
+
+
+@check
+def adapters_are_saved_alone_and_read_by_peft() -> None:
+    torch.manual_seed(0)
+    model, samples = KINDS["llama-lora"].build(0.0), data(KINDS["llama-lora"], torch.float32)[0]
+    args = arguments(gradient_checkpointing=True)
+    trainer = huggingface.Trainer(model=model, args=args, train_dataset=samples)
+    before = {name: value.clone() for name, value in trainer.distributed_model.state_dict().items()}
+    trainer.train()
+    trainer.save_model(str(FOLDER / "adapters"))
+    state = trainer.distributed_model.state_dict()
+    changed = {name for name, value in state.items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    torch.manual_seed(0)
+    base = KINDS["llama-lora"].build(0.0).unload()
+    read = peft.PeftModel.from_pretrained(base, FOLDER / "adapters").state_dict()
+    assert all(torch.equal(value, read[name]) for name, value in state.items())
 
 
 @check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,34 @@ from tests.jobs.ranks import outputs_of_ranks
 from tests.trainers.runs import BAR, ROOT, compare, run
 
 CHECKS = "tests.trainers.checks"
+
+
+def trained_with(folder: Path, ranks: int, **config: Any) -> list[dict[str, float]]:
+    """Losses and norms of a job with these keys, which has resumed exactly."""
+    first, *_ = outputs_of_ranks(
+        "-m", "tests.trainers.keys", str(folder / "out"), json.dumps(config), ranks=ranks, folder=ROOT
+    )
+    told = json.loads(first.splitlines()[-1])
+    assert told["resumed"] == told["log"]
+    assert len(told["log"]) == 4
+    return [{key: entry[key] for key in ("loss", "grad_norm")} for entry in told["log"]]
+
+
+@pytest.mark.parametrize(
+    ("config", "bar"),
+    [
+        ({"pipeline_parallel_degree": 2, "bf16": True}, 3e-2),
+        ({"pipeline_parallel_degree": 2, "fp16": True}, 1e-2),
+        ({"ddp": True, "shard_optimizer_state": True}, 1e-5),
+        ({"ddp": True, "sharded_data_parallel_degree": 2}, 1e-5),
+        ({"ddp": True, "tensor_parallel_degree": 2, "prescaled_batch": True}, 1e-5),
+    ],
+    ids=["bf16", "fp16", "optimizer shards", "parameter shards", "prescaled"],
+)
+def test_other_keys_train_alike(config: dict[str, Any], bar: float, tmp_path: Path) -> None:
+    alone = trained_with(tmp_path / "alone", 1)
+    for ours, theirs in zip(trained_with(tmp_path / "ranks", 2, **config), alone, strict=True):
+        assert ours == pytest.approx(theirs, rel=bar)
 
 
 @pytest.mark.timeout(240)

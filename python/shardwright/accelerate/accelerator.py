@@ -278,7 +278,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
 
 def distributed(optimizer: torch.optim.Optimizer) -> Any:
-    """Make a ``smp.DistributedOptimizer`` of an optimizer, which scales losses, with ``fp16``, as torch's scaler does."""
+    """Make a ``smp.DistributedOptimizer`` of an optimizer; with ``fp16`` it scales losses as torch's scaler does."""
     wrap: Any = DistributedOptimizer
     scaling = {"init_scale": 2.0**16, "scale_window": 2000}
     if not current_runtime().place.cfg.fp16:

@@ -3,6 +3,14 @@
 ``from shardwright.huggingface import Trainer, TrainingArguments`` in place of the same names of ``transformers``.
 """
 
+try:
+    import accelerate  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "shardwright.huggingface needs transformers and accelerate: pip install 'shardwright[hf]'"
+    ) from error
+
 from shardwright.huggingface.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from shardwright.huggingface.seq2seq import Seq2SeqTrainer
 from shardwright.huggingface.trainer import Trainer
