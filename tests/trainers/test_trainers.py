@@ -29,10 +29,10 @@ def trained_with(folder: Path, ranks: int, **config: Any) -> list[dict[str, floa
     ("config", "bar"),
     [
         ({"pipeline_parallel_degree": 2, "bf16": True}, 3e-2),
-        ({"pipeline_parallel_degree": 2, "fp16": True}, 1e-2),
+        pytest.param({"pipeline_parallel_degree": 2, "fp16": True}, 1e-2, marks=pytest.mark.slow),
         ({"ddp": True, "shard_optimizer_state": True}, 1e-5),
-        ({"ddp": True, "sharded_data_parallel_degree": 2}, 1e-5),
-        ({"ddp": True, "tensor_parallel_degree": 2, "prescaled_batch": True}, 1e-5),
+        pytest.param({"ddp": True, "sharded_data_parallel_degree": 2}, 1e-5, marks=pytest.mark.slow),
+        pytest.param({"ddp": True, "tensor_parallel_degree": 2, "prescaled_batch": True}, 1e-5, marks=pytest.mark.slow),
     ],
     ids=["bf16", "fp16", "optimizer shards", "parameter shards", "prescaled"],
 )

@@ -18,7 +18,8 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
 
     def evaluation_loop(self, *args: Any, **keywords: Any) -> Any:
         """Evaluate without the samples that fill up the last batch; see ``transformers.Trainer``."""
-        self.gather_function = self.accelerator.gather_for_metrics
+        if self.accelerator.num_processes > 1:  # else none are there
+            self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **keywords)
 
     def prediction_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
