@@ -13,7 +13,7 @@ import time
 
 from tests.trainers.layouts import LAYOUTS
 from tests.trainers.models import KINDS
-from tests.trainers.runs import BAR, DTYPES, ROUNDING, Report, compare, run
+from tests.trainers.runs import BAR, DTYPES, ROUNDING, Report, accelerated, compare, run
 
 
 def main() -> int:
@@ -24,17 +24,17 @@ def main() -> int:
     plain: dict[tuple[str, str], Report] = {}
     failed = runs = 0
     print(f"{'run':24}{'dtype':>9}{'worst relative difference':>28}{'of':>24}{'seconds':>10}  result")
-    for kind in KINDS:
-        for layout in LAYOUTS:
-            name = f"{kind}-{layout}"
-            if layout == "plain" or not fnmatch.fnmatch(name, chosen.only):
-                continue
-            runs += 1
-            for dtype in DTYPES:
-                problems, is_rounding = _row(name, kind, layout, dtype, plain)
-                if not is_rounding:
-                    break
-            failed += bool(problems)
+    cases = [(kind, layout) for kind in KINDS for layout in LAYOUTS if layout != "plain"]
+    for kind, layout in [*cases, ("accelerate", "pp2"), ("accelerate", "pp2xdp2")]:
+        name = f"{kind}-{layout}"
+        if not fnmatch.fnmatch(name, chosen.only):
+            continue
+        runs += 1
+        for dtype in DTYPES:
+            problems, is_rounding = _row(name, kind, layout, dtype, plain)
+            if not is_rounding:
+                break
+        failed += bool(problems)
     print(json.dumps({"runs": runs, "failed": failed}), flush=True)
     return 1 if failed or not runs else 0
 
@@ -43,13 +43,18 @@ def _row(name: str, kind: str, layout: str, dtype: str, plain: dict[tuple[str, s
     """Run one, print a line; return what is wrong, and whether it may be the rounding of float32."""
     began, is_rounding = time.monotonic(), False
     try:
-        if (kind, dtype) not in plain:
-            (plain[kind, dtype],) = run(kind, "plain", dtype)
-        outcome = compare(layout, plain[kind, dtype], run(kind, layout, dtype))
+        if kind == "accelerate":
+            outcome = accelerated(layout)
+        else:
+            if (kind, dtype) not in plain:
+                (plain[kind, dtype],) = run(kind, "plain", dtype)
+            outcome = compare(layout, plain[kind, dtype], run(kind, layout, dtype))
         problems, figures = list(outcome.problems), f"{outcome.difference:28.1e}{outcome.of:>24}"
         if not outcome.difference <= BAR:
             problems.append(f"beyond {BAR:g}")
-            is_rounding = dtype == "float32" and outcome.difference < ROUNDING and not outcome.problems
+            is_rounding = (
+                kind in KINDS and dtype == "float32" and outcome.difference < ROUNDING and not outcome.problems
+            )
     except (AssertionError, OSError, ValueError) as error:
         problems, figures = [str(error)], f"{'':52}"
     said = "; ".join(problems) or "as one process"

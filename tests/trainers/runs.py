@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.examples.running import EXAMPLES, run_script
 from tests.jobs.ranks import outputs_of_ranks
 from tests.trainers.layouts import LAYOUTS
 from tests.trainers.rank import STEPS
@@ -93,3 +94,23 @@ def compare(layout: str, plain: Report, ranks: list[Report]) -> Outcome:
         problems.append("a rank has sent next to nothing")
     worst = max(differences, key=lambda key: differences[key])
     return Outcome(differences[worst], worst, problems)
+
+
+def accelerated(layout: str) -> Outcome:
+    """Run the example of accelerate over ranks, and its plain form in one process; compare losses."""
+    shape, batch = LAYOUTS[layout], 12
+    degrees = json.dumps({"pipeline_parallel_degree": shape.pipeline})
+    with tempfile.TemporaryDirectory(prefix="trainers-") as folder:
+        for_both = ("--epochs", "1", "--batch-size")
+        plain = run_script(EXAMPLES / "accelerate_plain.py", *for_both, str(batch), folder=Path(folder))
+        ours = run_script(
+            EXAMPLES / "accelerate_ranks.py",
+            *for_both,
+            str(batch // shape.replicas),
+            ranks=shape.ranks,
+            folder=Path(folder),
+            SM_HP_MP_PARAMETERS=degrees,
+        )
+    problems = [] if ours["again"] == ours["second"] else ["it has gone on inexactly"]
+    pairs = [pair for part in ("first", "second") for pair in zip(ours[part], plain[part], strict=True)]
+    return Outcome(max(abs(one - other) / abs(other) for one, other in pairs), "loss", problems)
