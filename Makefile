@@ -28,7 +28,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all test-torn test-elastic mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ test-elastic: setup ## four ranks under torchrun, one killed and not replaced: t
 
 compat: setup ## scripts for the original library by its import path, beside plain PyTorch, and its whole interface; ARGS="..." chooses
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.compat $(ARGS)
+
+trainers: setup ## train by the trainers of other libraries over ranks, beside their plain use in one process; ARGS="..." chooses
+	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.trainers $(ARGS)
 
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
 	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)

@@ -187,8 +187,8 @@ def test_the_command_says_how_to_import(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_addresses_in_stores_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(smp.CheckpointError, match="in an object store.*reshard"):
+    with pytest.raises(smp.CheckpointError, match=r"in an object store.*reshard"):
         smp.import_torch_checkpoint(tmp_path, "s3://bucket/run")
-    with pytest.raises(smp.CheckpointError, match="in an object store.*reshard"):
+    with pytest.raises(smp.CheckpointError, match=r"in an object store.*reshard"):
         smp.export_torch_checkpoint(tmp_path, "s3://bucket/run")
     assert list(tmp_path.iterdir()) == []

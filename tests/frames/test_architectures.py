@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.errors import FrameError
-from shardwright.huggingface import prepare
+from shardwright.transformers_models import prepare
 from torch import nn
 
 from tests.frames.loopback import LoopbackJob, guarded

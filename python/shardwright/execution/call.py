@@ -24,9 +24,9 @@ from shardwright.execution.sparse import Composites, received_results, take_apar
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
 from shardwright.frames.remote import needs_gradient
-from shardwright.huggingface import collector
-from shardwright.huggingface.adapter import refuse_cache
 from shardwright.job.received import build
+from shardwright.transformers_models import collector
+from shardwright.transformers_models.adapter import refuse_cache
 from shardwright.values import pack, registry
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from shardwright.activation_checkpointing.isolation import is_isolated
 from shardwright.errors import FrameError
 from shardwright.frames import current_frame
-from shardwright.huggingface.collector import collects
 from shardwright.job.runtime import find_runtime
+from shardwright.transformers_models.collector import collects
 
 if TYPE_CHECKING:
     from shardwright.execution.stateful import StatefulModules

@@ -31,8 +31,8 @@ from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, Leaves, WeightGradients, cut, edge_of, in_frame, run_backward
 from shardwright.frames.checkpointing import Checkpointing
 from shardwright.frames.remote import bring_all
-from shardwright.huggingface import collector
 from shardwright.job.received import build
+from shardwright.transformers_models import collector
 from shardwright.values import pack, registry, unpack
 
 if TYPE_CHECKING:

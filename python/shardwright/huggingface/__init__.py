@@ -1,5 +1,18 @@
-"""What models of ``transformers`` need before they are split."""
+"""The Trainer of Hugging Face's transformers with models that are divided over ranks.
 
-from shardwright.huggingface.adapter import prepare
+``from shardwright.huggingface import Trainer, TrainingArguments`` in place of the same names of ``transformers``.
+"""
 
-__all__ = ["prepare"]
+try:
+    import accelerate  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "shardwright.huggingface needs transformers and accelerate: pip install 'shardwright[hf]'"
+    ) from error
+
+from shardwright.huggingface.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from shardwright.huggingface.seq2seq import Seq2SeqTrainer
+from shardwright.huggingface.trainer import Trainer
+
+__all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]

@@ -14,7 +14,6 @@ from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.half_precision import cast_model, half_dtype, to_float32, to_half
-from shardwright.huggingface import prepare
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.alike import check_same_model
 from shardwright.model.backward import backward
@@ -26,10 +25,11 @@ from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
 from shardwright.model.whole import HINTS, MERGES
-from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_wrapped
+from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_trainer, refuse_wrapped
 from shardwright.nn.entries import built_in
 from shardwright.tensor_parallel.replacement import Result, replace
 from shardwright.tensor_parallel.report import announce
+from shardwright.transformers_models import prepare
 
 
 class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
@@ -220,6 +220,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if name == "accepts_loss_kwargs":  # which only transformers.Trainer asks for, when it is made
+                refuse_trainer()
             value = getattr(super().__getattr__("module"), name)
         if name in MERGES and self.placement.ownership is not None:
             raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {HINTS[name]}")

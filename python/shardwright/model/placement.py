@@ -26,7 +26,6 @@ from shardwright.execution.turn import Turn
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.half_precision import accumulate_in_float32
-from shardwright.huggingface import prepare
 from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime
 from shardwright.model.hooks import PostPartitionHooks
@@ -42,6 +41,7 @@ from shardwright.sharded_data_parallel.parameters import ShardedParameters
 from shardwright.sharded_data_parallel.units import check_live
 from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.module import ShardedTensors
+from shardwright.transformers_models import prepare
 from shardwright.values import decode, encode
 
 if TYPE_CHECKING:

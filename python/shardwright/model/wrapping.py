@@ -61,7 +61,16 @@ def refuse_around(wrapper: str) -> NoReturn:
     """Raise :class:`ConfigError`: the PyTorch wrapper was applied to a ``smp.DistributedModel``."""
     raise ConfigError(
         f"{wrapper} was given a smp.DistributedModel, which averages gradients over data-parallel ranks "
-        'itself: leave the wrapper out, and have "ddp": True in the configuration'
+        'itself: leave the wrapper out, and have "ddp": True in the configuration. accelerate applies it in prepare(): '
+        "write `from shardwright.accelerate import Accelerator`"
+    )
+
+
+def refuse_trainer() -> NoReturn:
+    """Raise :class:`ConfigError`: transformers' Trainer was given a ``smp.DistributedModel``."""
+    raise ConfigError(
+        "transformers.Trainer was given a smp.DistributedModel, whose forward and backward run in smp.step: write "
+        "`from shardwright.huggingface import Trainer, TrainingArguments`, and give that Trainer the model itself"
     )
 
 

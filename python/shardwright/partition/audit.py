@@ -20,7 +20,6 @@ from torch import nn
 from shardwright.contents import INTERNAL
 from shardwright.execution.children import CONTAINER_METHODS, exchanged, notifying
 from shardwright.execution.placed import KeptState
-from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import CrossingFlow, merged, scope_of
 from shardwright.partition.observe import Execution, Stack
@@ -29,6 +28,7 @@ from shardwright.partition.structure import shared_buffer_joins
 from shardwright.partition.tree import ModelTree, TensorEntry, address, hooks_on, join_path
 from shardwright.partition.unversioned import silently_written
 from shardwright.patches import original_of, replaced
+from shardwright.transformers_models.collector import collects
 
 
 class Audit:

@@ -20,8 +20,8 @@ from shardwright.errors import UnsupportedValueError
 from shardwright.execution import forward_mode
 from shardwright.execution.context import saved_tensor_hooks_are_set
 from shardwright.execution.sparse import has_parts, refuse_parts
-from shardwright.huggingface.adapter import holds_cache
 from shardwright.patches import replaced
+from shardwright.transformers_models.adapter import holds_cache
 from shardwright.values.registry import registry
 from shardwright.values.tensors import refuse_kind
 

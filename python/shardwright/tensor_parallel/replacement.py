@@ -17,7 +17,6 @@ from shardwright.delayed.materialise import has_delayed
 from shardwright.delayed.tensor import DelayedTensor, real
 from shardwright.errors import ConfigError
 from shardwright.frames.checkpointing import mark_of as is_checkpointed
-from shardwright.huggingface import collector
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import TP_GROUP
@@ -28,6 +27,7 @@ from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.references import References
 from shardwright.tensor_parallel.registry import Entry, registered
 from shardwright.tensor_parallel.substitution import Substitution, substitution_of, unfit
+from shardwright.transformers_models import collector
 
 _OPERATION = "smp.DistributedModel"
 

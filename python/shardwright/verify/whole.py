@@ -12,9 +12,9 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.execution import encoder, intercept, reproducible, stateful
-from shardwright.huggingface import prepare
 from shardwright.model.distributed import DistributedModel
 from shardwright.model.sentinel import is_sentinel
+from shardwright.transformers_models import prepare
 
 _OUR_FILES = frozenset(str(module.__file__) for module in (encoder, intercept, reproducible, stateful))
 

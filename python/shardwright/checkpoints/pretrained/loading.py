@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from shardwright.checkpoints.pretrained.folder import Folder
 from shardwright.checkpoints.places import check_on_disk
+from shardwright.checkpoints.pretrained.folder import Folder
 from shardwright.checkpoints.tensors import MODEL, ModelTensors
 from shardwright.checkpoints.together import on_all_ranks, outside_steps
 from shardwright.errors import CheckpointError

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from shardwright._core import export_full_checkpoint
-from shardwright.checkpoints.pretrained.folder import CONFIG, GENERATION_CONFIG, INDEX, SINGLE
 from shardwright.checkpoints.places import check_on_disk
+from shardwright.checkpoints.pretrained.folder import CONFIG, GENERATION_CONFIG, INDEX, SINGLE
 from shardwright.checkpoints.saving import Part, assigned, check_same, description_of, write_parts
 from shardwright.checkpoints.tensors import ModelTensors
 from shardwright.checkpoints.together import on_all_ranks, outside_steps

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.huggingface import collector
-from shardwright.huggingface.adapter import holds_cache
 from shardwright.nn.attention import DistributedAttentionLayer
 from shardwright.nn.huggingface.weights import Table
 from shardwright.nn.transformer import DistributedTransformerLayer
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.registry import Entry, InitArguments
 from shardwright.tensor_parallel.sharding import Origin
+from shardwright.transformers_models import collector
+from shardwright.transformers_models.adapter import holds_cache
 
 #: For models whose positions are not limited by a table.
 ANY_LENGTH = 1 << 31

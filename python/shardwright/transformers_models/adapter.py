@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import FrameError
-from shardwright.huggingface import collector
+from shardwright.transformers_models import collector
 
 logger = logging.getLogger("shardwright")
 

@@ -1,0 +1,64 @@
+"""What accelerate knows of a process: its place among those that get different samples."""
+
+from __future__ import annotations
+
+import os
+
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+
+from shardwright.errors import ConfigError
+from shardwright.job.ranks import CommGroup, local_rank
+from shardwright.job.runtime import Runtime, current_runtime, find_runtime
+
+
+def started(what: str) -> Runtime:
+    """Return the runtime of this rank.
+
+    Raises:
+        ConfigError: ``smp.init`` has not been called.
+    """
+    if find_runtime() is None:
+        raise ConfigError(
+            f"{what} before smp.init: begin the script with `import shardwright as smp` and "
+            'smp.init({"pipeline_parallel_degree": 2, "microbatches": 4, "ddp": True}), with the degrees of the job'
+        )
+    return current_runtime()
+
+
+def data_group(runtime: Runtime) -> CommGroup:
+    """Return the group of ranks that get different samples, in which this rank is."""
+    return CommGroup.RDP_GROUP if runtime.place.cfg.prescaled_batch else CommGroup.DP_GROUP
+
+
+def take_seat(runtime: Runtime) -> PartialState:
+    """Tell accelerate that this process is one of as many as there are ranks with different samples.
+
+    Ranks of one pipeline have the same number, so that they read the same batches. Accelerate itself takes no part in
+    communication: for it, the process is alone.
+    """
+    AcceleratorState._reset_state(reset_partial_state=True)
+    place = runtime.place
+    ranks = place.rdp_ranks if place.cfg.prescaled_batch else place.dp_ranks
+    PartialState._shared_state.update(
+        _cpu=place.device.type == "cpu",
+        backend=None,
+        debug=False,
+        device=place.device,
+        distributed_type=DistributedType.NO,
+        fork_launched=False,
+        num_processes=len(ranks),
+        process_index=ranks.index(place.rank),
+        local_process_index=local_rank(),
+    )
+    return PartialState()
+
+
+def refuse_other_engines() -> None:
+    """Raise :class:`ConfigError` if accelerate was told by the environment to divide the model in its own way."""
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"):
+        if os.environ.get(name, "false").lower() == "true":
+            raise ConfigError(
+                f"{name} is set, and the model is divided by smp.DistributedModel: start the script with torchrun, or "
+                "with an accelerate configuration that has neither DeepSpeed, FSDP nor Megatron-LM"
+            )

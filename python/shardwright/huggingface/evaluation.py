@@ -1,0 +1,97 @@
+"""A divided model for code that knows nothing of steps, as that of predictions: every call is a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from transformers.trainer_pt_utils import find_batch_size
+
+from shardwright.model import DistributedModel
+from shardwright.state import state
+from shardwright.step import StepFunction, StepOutput, step
+
+
+class ModelInSteps:
+    """Calls a model, and its ``generate``, in steps without a backward; other attributes are the model's.
+
+    The outputs are those of the whole batch, on all ranks of the pipeline. A loss is the mean over its labels, or the
+    sum if the model is told by ``num_items_in_batch`` what to divide it by.
+    """
+
+    def __init__(
+        self,
+        model: DistributedModel,
+        count: Callable[[Mapping[str, Any]], float],
+        context: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """Create it.
+
+        Args:
+            model: The model.
+            count: How many labels a batch has.
+            context: What the model is called in.
+        """
+        self._model = model
+        self._steps: dict[int, StepFunction[..., Any]] = {}
+
+        @step(microbatches=1)
+        def generate(model: DistributedModel, args: Any, kwargs: Any) -> Any:
+            with context():
+                return model.generate(*args, **kwargs)
+
+        def forward(model: DistributedModel, inputs: dict[str, Any]) -> tuple[Any, float]:
+            with context():
+                return tree_map(_as_float32, model(**inputs)), count(inputs)
+
+        self._generate = generate
+        self._forward = forward
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Run the model on a batch."""
+        microbatches = min(int(state.cfg.microbatches), samples_in(inputs))
+        if microbatches not in self._steps:
+            self._steps[microbatches] = step(microbatches=microbatches)(self._forward)
+        outputs, counts = self._steps[microbatches](self._model, inputs)
+        counts = counts if isinstance(counts, list) else [counts] * microbatches
+        if "num_items_in_batch" in inputs:
+            counts = None
+        return tree_map(lambda one: _merged(one, counts), outputs)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate for a batch, in a single microbatch."""
+        return tree_map(lambda one: one.concat() if isinstance(one, StepOutput) else one, self._generated(args, kwargs))
+
+    def _generated(self, args: Any, kwargs: Any) -> Any:
+        return self._generate(self._model, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the model."""
+        return getattr(self._model, name)
+
+
+def samples_in(inputs: Mapping[str, Any]) -> int:
+    """Return the size of a batch, at least 1."""
+    return max(1, find_batch_size(inputs) or 1)  # type: ignore[no-untyped-call]
+
+
+def _as_float32(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if is_half else value
+
+
+def _merged(value: Any, counts: list[float] | None) -> Any:
+    if not isinstance(value, StepOutput):
+        return value
+    outputs = value.outputs
+    if outputs[0].dim():
+        return value.concat()
+    if counts is None:
+        return value.reduce_sum()
+    total = sum(counts)
+    counted = [(one, number) for one, number in zip(outputs, counts, strict=True) if number]
+    # A part without labels has no mean of its own.
+    return sum(one * (number / total) for one, number in counted) if total else value.reduce_mean()

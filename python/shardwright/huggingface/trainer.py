@@ -1,0 +1,308 @@
+"""``Trainer`` of ``transformers`` for models that ``smp.DistributedModel`` divides."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+import transformers
+
+from shardwright.accelerate import Accelerator
+from shardwright.accelerate.accelerator import distributed
+from shardwright.accelerate.gathering import gathered, gathered_objects
+from shardwright.accelerate.seat import started
+from shardwright.errors import ConfigError
+from shardwright.huggingface import saving
+from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
+from shardwright.huggingface.evaluation import ModelInSteps, samples_in
+from shardwright.huggingface.normalisation import divides_by_number
+from shardwright.job.ranks import local_rank, rank
+from shardwright.model import DistributedModel
+from shardwright.optimizer import DistributedOptimizer
+from shardwright.state import state
+from shardwright.step import StepFunction, step
+from shardwright.tensor_parallel.marking import mark_of, set_tensor_parallelism
+
+
+class Trainer(transformers.Trainer):
+    """``transformers.Trainer`` over pipeline, tensor and data-parallel ranks; call ``smp.init`` first.
+
+    Give it the model itself: it makes a ``smp.DistributedModel`` of it before the first step (``model_wrapped``), and
+    runs every forward and backward in ``smp.step``, a batch of ``per_device_train_batch_size`` in as many microbatches
+    as ``smp.init`` was told. Data-parallel ranks get different samples. With ``tensor_parallel_degree``, the whole
+    model is marked for tensor parallelism unless the script has marked modules.
+
+    Checkpoints are those of ``smp.save_checkpoint``, which jobs with other degrees resume; :meth:`save_model` writes
+    what ``from_pretrained`` reads. All ranks call every method.
+
+    Raises:
+        ConfigError: ``smp.init`` has not been called, or the arguments ask for what another library divides.
+    """
+
+    model: Any
+    optimizer: Any
+    model_wrapped: Any
+
+    def __init__(self, model: Any = None, args: Any = None, *others: Any, **keywords: Any) -> None:
+        """Create it, with the arguments of ``transformers.Trainer``."""
+        started(f"shardwright.huggingface.{type(self).__name__}")
+        if isinstance(model, DistributedModel):
+            raise ConfigError(
+                "Trainer was given a smp.DistributedModel: give it the model itself, of which it makes one"
+            )
+        args = as_of_rank(TrainingArguments("tmp_trainer") if args is None else args)
+        self._train_steps: dict[int, StepFunction[..., Any]] = {}
+        #: None until it is known.
+        self._divides_by_number: bool | None = None
+        self._in_steps: dict[int, ModelInSteps] = {}
+        super().__init__(model, args, *others, **keywords)
+        if self.optimizer is not None and state.cfg.tensor_parallel_degree > 1:
+            raise ConfigError(
+                "Trainer was given an optimizer, and tensor parallelism replaces parameters after that: give it "
+                "optimizer_cls_and_kwargs, or override create_optimizer"
+            )
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator = Accelerator.taken_over(self.accelerator)
+
+    # --- the model and its optimizer
+
+    @property
+    def distributed_model(self) -> DistributedModel:
+        """The divided model, which is made when it is first needed."""
+        wrapped = self.model_wrapped
+        if not isinstance(wrapped, DistributedModel):
+            parts = list(self.model.modules())
+            if state.cfg.tensor_parallel_degree > 1 and not any(mark_of(part) for part in parts):
+                set_tensor_parallelism(self.model)
+            # Losses are divided by what they are the mean of, so that microbatches of any number of labels count right.
+            wrapped = self.model_wrapped = DistributedModel(self.model, average_grads_across_microbatches=False)
+            self.model = wrapped.module
+        return wrapped
+
+    @property
+    def model_in_steps(self) -> ModelInSteps:
+        """The divided model for code that knows nothing of steps: calls, and ``generate``, are steps."""
+        model = self.distributed_model
+        if model.model_id not in self._in_steps:
+            self._in_steps[model.model_id] = ModelInSteps(model, self._count, self.compute_loss_context_manager)
+        return self._in_steps[model.model_id]
+
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> DistributedModel:
+        return self.distributed_model
+
+    @property
+    def distributed_optimizer(self) -> Any:
+        """What ``smp.DistributedOptimizer`` made of the optimizer; None before it is created."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Create the optimizer of the divided model, unless there is one."""
+        _ = self.distributed_model
+        super().create_optimizer(self.model)
+        if not isinstance(self.distributed_optimizer, DistributedOptimizer):
+            self.optimizer = distributed(self.optimizer)
+        return self.optimizer
+
+    # --- training
+
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Run forward and backward for a batch of this rank, in microbatches over the ranks of the pipeline.
+
+        Returns:
+            The loss, which counts for the samples of this rank.
+        """
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        inputs = dict(self._prepare_inputs(inputs))
+        self._find_whether_it_divides(inputs)
+        microbatches = _microbatches(samples_in(inputs))
+        if microbatches not in self._train_steps:
+            self._train_steps[microbatches] = step(microbatches=microbatches)(self._forward_and_backward)
+        shares = _Shares(self._shares(inputs, microbatches, is_normalised=num_items_in_batch is not None))
+        losses = self._train_steps[microbatches](model, inputs, num_items_in_batch, shares)
+        loss: torch.Tensor = losses.reduce_sum().to(self.args.device)
+        return loss
+
+    def _forward_and_backward(
+        self, model: DistributedModel, inputs: dict[str, Any], num_items_in_batch: Any, share: float
+    ) -> torch.Tensor:
+        """Run a microbatch, whose mean loss counts for this share of the loss."""
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        loss = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
+        loss = loss * (share or 1.0)
+        scaler = self.accelerator.scaler
+        # A microbatch without labels has no mean: NaN, of which nothing goes on.
+        model.backward(loss if scaler is None else scaler.scale(loss), weight=float(share > 0))
+        return loss if share else torch.zeros_like(loss)
+
+    def _shares(self, inputs: Mapping[str, Any], microbatches: int, *, is_normalised: bool) -> list[float]:
+        """Return for each microbatch what its loss is multiplied by.
+
+        A loss that is normalised by all labels of the global batch counts as it is, and others, which are means over
+        labels, by the number of these, and for one of the batches that are accumulated.
+        """
+        labels = self._labels(inputs)
+        counts = [1] * microbatches
+        if labels is not None:
+            counts = labels.ne(-100).reshape(microbatches, -1).sum(dim=1).tolist()
+        if is_normalised:
+            return [float(count > 0) for count in counts]
+        accumulated = 1 if self.compute_loss_func is not None else self.current_gradient_accumulation_steps
+        return [count / (max(1, sum(counts)) * accumulated) for count in counts]
+
+    def _find_whether_it_divides(self, inputs: Mapping[str, Any]) -> None:
+        """Find out, once, whether the loss is a mean whatever number of labels the model is told, as that of T5."""
+        is_own = self.compute_loss_func is not None or self.label_smoother is not None
+        labels = self._labels(inputs)
+        if self._divides_by_number is None and self.model_accepts_loss_kwargs and not is_own and labels is not None:
+            with self.compute_loss_context_manager():
+                found = divides_by_number(self.distributed_model, self.model_in_steps, inputs, labels)
+            self._divides_by_number = found
+
+    def _labels(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """Return the labels that the loss of a batch is the mean over."""
+        labels = inputs.get("shift_labels")
+        if labels is None:
+            labels = inputs.get("labels")
+            if labels is not None and self._loss_shifts_labels:
+                labels = labels[..., 1:]
+        return labels if isinstance(labels, torch.Tensor) else None
+
+    def _count(self, inputs: Mapping[str, Any]) -> float:
+        """Return how many labels a batch has; for one without labels, how many samples."""
+        labels = self._labels(inputs)
+        return float(samples_in(inputs)) if labels is None else float(labels.ne(-100).sum())
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Compute the loss of a microbatch or batch.
+
+        Args:
+            model: What is called with the inputs.
+            inputs: The inputs.
+            return_outputs: Whether the model's outputs are returned too.
+            num_items_in_batch: The number of labels of the global batch, by which the sum of losses is divided; None
+                for the mean over the labels of these inputs.
+
+        Returns:
+            The loss, or the loss and the outputs.
+        """
+        if num_items_in_batch is None or self._divides_by_number is not False:
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        else:
+            loss, outputs = super().compute_loss(model, inputs, True)
+            ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+            loss = loss * (self._count(inputs) * ranks / num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
+        """Return the context of ``bf16=True`` or ``fp16=True``, in which losses are computed."""
+        return self.accelerator.autocast() if self.accelerator.native_amp else contextlib.nullcontext()
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *others: Any, **keywords: Any) -> None:
+        if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+            self._average_loss(tr_loss)
+        super()._maybe_log_save_evaluate(tr_loss, *others, **keywords)
+
+    def _finalize_training(self, *args: Any) -> Any:
+        self._average_loss(self._tr_loss)
+        return super()._finalize_training(*args)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _average_loss(loss: torch.Tensor) -> None:
+        """Make the loss of this rank's samples that of all samples."""
+        loss.copy_(gathered(loss).mean())
+
+    def store_flos(self) -> None:
+        """Add what all samples took to the number of operations."""
+        self.current_flos = sum(gathered_objects(self.current_flos))
+        super().store_flos()
+
+    # --- evaluation
+
+    def prediction_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
+        """Evaluate a batch of this rank in a step; see ``transformers.Trainer``."""
+        self._find_whether_it_divides(self._prepare_inputs(inputs))
+        in_steps: Any = self.model_in_steps
+        return super().prediction_step(in_steps, inputs, *others, **keywords)
+
+    # --- checkpoints
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model so that ``from_pretrained`` reads it. All ranks call this; rank 0 writes."""
+        folder = str(self.args.output_dir if output_dir is None else output_dir)
+        if _internal_call and not self.args.save_only_model:
+            saving.make_folder(folder)
+            return
+        saving.save_pretrained(self, folder)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        saving.save(self, output_dir)
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """Do nothing: it is saved with the optimizer."""
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Do nothing: it is saved with the optimizer."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        saving.check(resume_from_checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            saving.load(self, checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Do nothing: it is loaded with the optimizer."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            saving.restore_streams(self)
+
+    def _load_best_model(self) -> None:
+        saving.load_best(self)
+
+    # --- the rest
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the first rank of its host."""
+        return local_rank() == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is rank 0 of the job."""
+        return rank() == 0
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise an error: trials are not shared with the other ranks."""
+        raise ConfigError(
+            "Trainer.hyperparameter_search: start a job for each trial, since all ranks have to try the same"
+        )
+
+
+class _Shares(list[float]):
+    """A number for each microbatch."""
+
+    def smp_slice(self, num_mb: int, mb: int, axis: int) -> float:
+        """Return that of a microbatch."""
+        return self[mb]
+
+
+def _microbatches(samples: int) -> int:
+    """Return into how many microbatches samples are divided: as many as configured, or as divide them evenly."""
+    configured = int(state.cfg.microbatches)
+    return max(count for count in range(1, configured + 1) if samples % count == 0)
