@@ -22,6 +22,6 @@ def check_on_disk(operation: str, path: str | os.PathLike[str]) -> None:
     if is_in_store(path):
         raise CheckpointError(
             f"{operation}: {os.fspath(path)!r} is in an object store, where only checkpoints in parts are; this one is "
-            "on a disk. `shardwright checkpoint reshard` copies checkpoints in parts from a disk to a store and back, and "
+            "on a disk. `shardwright checkpoint reshard` copies checkpoints in parts between disks and stores, and "
             "`shardwright checkpoint export --full` writes the whole model out of a store"
         )
