@@ -69,6 +69,7 @@ __all__ = [
     "flatten",
     "heap_bytes",
     "in_flight",
+    "is_in_store",
     "is_schedule",
     "kept_by_others",
     "map_large_allocations",
@@ -441,11 +442,15 @@ class CheckpointWriter:
     """
     def __new__(cls, /, path: str | PathLike[str], tag: str) -> CheckpointWriter:
         """
-        For the checkpoint `tag` in the directory `path`; nothing is written yet.
+        For the checkpoint `tag` in the directory `path`, or at `s3://BUCKET/PREFIX`; nothing is written or asked yet.
         """
     def abandon(self, /) -> None:
         """
         Remove what was written of a checkpoint that will not be completed.
+        """
+    def check(self, /) -> None:
+        """
+        Raise `ShardwrightError` if an object store does not answer, has no such bucket, or refuses who asks.
         """
     def commit(
         self, /, description: str, reports: SupportsGetItem[int, str], *, keep: SupportsIndex | None = None
@@ -455,6 +460,14 @@ class CheckpointWriter:
         were removed to leave `keep`.
 
         `description` is a JSON object: `library_version`, `step`, `degrees`, `partition`, `aliases`, `user_content`.
+        """
+    def leave_note(self, /, name: str, text: str) -> None:
+        """
+        Leave a note for other ranks beside the parts, until the checkpoint is completed or given up.
+        """
+    def note(self, /, name: str) -> str | None:
+        """
+        What a note says; None if it is not there.
         """
     def write_part(
         self,
@@ -2594,6 +2607,11 @@ def in_flight(schedule: str, *, ranks: SupportsIndex, microbatches: SupportsInde
     The most microbatches in flight on each rank of a pipeline, under a schedule that is given as text.
 
     Raises `ConfigError` for a schedule that cannot be run.
+    """
+
+def is_in_store(path: str | PathLike[str]) -> bool:
+    """
+    Whether a path is an address in an object store, such as `s3://BUCKET/PREFIX`.
     """
 
 def is_schedule(text: str) -> bool:

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pyo3::prelude::*;
-use shardwright_checkpoint::{Checkpoint, Directory, ExportOptions, export_full};
+use shardwright_checkpoint::{Checkpoint, ExportOptions, export_full};
 
 use crate::error::checkpoint_error;
 
@@ -26,7 +26,7 @@ pub(crate) fn export_full_checkpoint(
         replace: false,
     };
     let export = |path: &Path, out: &Path| {
-        let checkpoint = Checkpoint::open_folder(&Directory::locate(path, Some(tag))?)?;
+        let checkpoint = Checkpoint::locate(path, Some(tag))?;
         export_full(&checkpoint, out, options, &mut |_| {})
     };
     py.detach(|| export(&path, &out))

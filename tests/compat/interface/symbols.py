@@ -252,7 +252,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol(
         "smp.save",
         _CHECKPOINTS,
-        here="smp.save(obj, f, partial=True, *, v3=False)",
+        here="smp.save(obj, f, partial=True, pickle_module=None, pickle_protocol=None, *, v3=False)",
         signature="(obj, f, partial=True, pickle_module=pickle, pickle_protocol=2, v3=False)",
         differs="Files are in the format of safetensors: `pickle_protocol` has no effect, and a `pickle_module` other "
         "than `pickle` is refused.",
@@ -260,7 +260,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol(
         "smp.load",
         _CHECKPOINTS,
-        here="smp.load(f, map_location=None, partial=True, *, v3=False)",
+        here="smp.load(f, map_location=None, partial=True, *, pickle_module=None, back_compat=False, v3=False)",
         signature="(f, map_location=None, pickle_module=pickle, pickle_load_args=None, partial=True, "
         "back_compat=False)",
         differs="Reads its own files, and those of `torch.save` that `weights_only=True` takes. `pickle_load_args` "

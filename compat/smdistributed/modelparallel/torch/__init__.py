@@ -8,7 +8,7 @@ from shardwright import __all__ as _names
 from smdistributed.modelparallel import __version__ as __version__
 from smdistributed.modelparallel.torch import exceptions, patches
 from smdistributed.modelparallel.torch._files import load as load  # type: ignore[assignment]
-from smdistributed.modelparallel.torch._files import save as save
+from smdistributed.modelparallel.torch._files import save as save  # type: ignore[assignment]
 from smdistributed.modelparallel.torch._start import init as init
 
 __all__ = [*_names, "exceptions", "patches"]

@@ -31,8 +31,7 @@ def save(
     Raises:
         ConfigError: ``pickle_module`` is another one.
     """
-    _refuse_module("save", pickle_module)
-    shardwright.save(obj, f, partial, v3=v3)
+    shardwright.save(obj, f, partial, pickle_module, pickle_protocol, v3=v3)
 
 
 def load(
@@ -56,20 +55,14 @@ def load(
     Raises:
         ConfigError: ``pickle_module`` or ``pickle_load_args`` is another one.
     """
-    _refuse_module("load", pickle_module)
     if pickle_load_args:
         raise ConfigError(
             f"smp.load: pickle_load_args is {pickle_load_args!r}, but nothing is unpickled; allowed: None"
         )
-    if not partial or not isinstance(f, str):
-        return shardwright.load(f, map_location, partial)
-    if back_compat:
-        return shardwright.load(f"{f}_{shardwright.mp_rank()}", map_location, partial=False)
-    place = f"{f}_{shardwright.pp_rank()}_{shardwright.tp_rank()}"
-    v3 = not os.path.exists(place) and os.path.exists(f"{place}_{shardwright.rdp_rank()}")
-    return shardwright.load(f, map_location, v3=v3)
-
-
-def _refuse_module(function: str, module: object) -> None:
-    if module is not None and module is not pickle:
-        raise ConfigError(f"smp.{function}: pickle_module is {module!r}, but nothing is pickled; allowed: pickle")
+    of_shards = False
+    if partial and not back_compat and isinstance(f, str):
+        place = f"{f}_{shardwright.pp_rank()}_{shardwright.tp_rank()}"
+        of_shards = not os.path.exists(place) and os.path.exists(f"{place}_{shardwright.rdp_rank()}")
+    return shardwright.load(
+        f, map_location, partial, pickle_module=pickle_module, back_compat=back_compat, v3=of_shards
+    )
