@@ -180,7 +180,7 @@ def files() -> None:
         lambda: smp.load(path, pickle_module=torch),
         lambda: smp.load(path, pickle_load_args={"encoding": "latin1"}),
     ):
-        with pytest.raises(smp.ConfigError, match="nothing is unpickled|files have no pickle"):
+        with pytest.raises(smp.ConfigError, match=r"nothing is unpickled|files have no pickle"):
             call()
 
 
