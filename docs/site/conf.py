@@ -1,4 +1,4 @@
-"""What Sphinx needs to know to make the site: see `tools/site.py`, which lays out the pages."""
+"""What Sphinx needs to know to make the site: see `tools/documentation_site.py`, which lays out the pages."""
 
 import sys
 from pathlib import Path

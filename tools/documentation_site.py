@@ -1,6 +1,6 @@
 """Builds the documentation's site from the pages in docs/, and checks every link within it.
 
-usage: PYTHON_OF_THE_SITE tools/site.py OUTPUT
+usage: PYTHON_OF_THE_SITE tools/documentation_site.py OUTPUT
 
 Pages stay where they are read in the repository. For Sphinx they are laid out in a folder of their own, in which links
 to files that are no pages lead to pages that show those files. The last line of stdout is a JSON object.
