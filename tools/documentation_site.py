@@ -51,6 +51,7 @@ class Layout:
     """The pages as Sphinx reads them."""
 
     def __init__(self, folder: Path) -> None:
+        """Find the pages, which `write` lays out in ``folder``."""
         self.folder = folder
         #: Where the site has a page of the repository; both relative.
         self.pages = {name: target for name, target in ELSEWHERE.items() if (ROOT / name).exists()}
@@ -73,7 +74,9 @@ class Layout:
                 text += self._contents(name, target)
             self._put(target, text)
         entries = "\n".join(sorted(target.rpartition("/")[2].removesuffix(".md") for target in self.shown.values()))
-        self._put("examples/index.md", f"# Examples\n\nFiles that the pages refer to.\n\n```{{toctree}}\n{entries}\n```\n")
+        self._put(
+            "examples/index.md", f"# Examples\n\nFiles that the pages refer to.\n\n```{{toctree}}\n{entries}\n```\n"
+        )
         for name, target in self.shown.items():
             language = LANGUAGES.get(Path(name).suffix, "text")
             self._put(target, f"# {name}\n\n~~~~{language}\n{(ROOT / name).read_text()}~~~~\n")
@@ -89,7 +92,9 @@ class Layout:
             return ""
         folder = str(Path(name).parent)
         named = [os.path.normpath(f"{folder}/{path}") for _, _, path, _ in LINK.findall((ROOT / name).read_text())]
-        inside = dict.fromkeys(self.pages[page] for page in named if Path(page).parent == Path(folder) and page in self.pages)
+        inside = dict.fromkeys(
+            self.pages[page] for page in named if Path(page).parent == Path(folder) and page in self.pages
+        )
         entries = "\n".join(Path(page).stem for page in inside if page != target)
         return f"\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
 
@@ -120,6 +125,7 @@ class Page(HTMLParser):
     """What a page of the site links to, and what can be linked to in it."""
 
     def __init__(self, text: str) -> None:
+        """Read a page of HTML."""
         super().__init__()
         self.links: list[str] = []
         self.anchors: set[str] = set()

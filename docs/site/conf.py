@@ -15,6 +15,8 @@ release = shardwright.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 myst_heading_anchors = 4
+# Values such as "auto" are to be copied.
+smartquotes = False
 autodoc_typehints = "signature"
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"

@@ -1,7 +1,7 @@
 """Stands in for the programs of a cluster that the recipes call: `srun`, `scontrol` and `mpirun`, by their names.
 
-What they are to pretend is a JSON object in the variable STAND_IN: ``hosts``, the addresses of the hosts; ``tasks``, how
-many ranks each runs; ``prefixes``, what to put before a command to run it on each.
+What they pretend is a JSON object in the variable STAND_IN: ``hosts``, the addresses of the hosts; ``tasks``, how many
+ranks each runs; ``prefixes``, what to put before a command to run it on each.
 """
 
 import json

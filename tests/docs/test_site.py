@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 import shardwright as smp
 
 ROOT = Path(__file__).parents[2]
