@@ -14,6 +14,7 @@ LOCK := requirements/development.txt
 # Rust tools that the commands below need.
 TOOLS := .cache/tools/bin
 BENCH_VENV := $(CURDIR)/.cache/bench-communication
+SITE_VENV := $(CURDIR)/.cache/site
 
 # The extension is built against the environment's own Python and without libpython; tests and lints are built the same
 # way, so nothing builds twice.
@@ -28,7 +29,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs site stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -224,6 +225,13 @@ wheel: setup ## build the wheel, install it into an empty environment and train 
 
 docs: setup ## run the examples of the documentation and check its links
 	$(PYTHON) -m pytest --quiet tests/docs
+
+site: setup $(SITE_VENV)/.complete ## build the documentation as a site into target/site, and check every link in it
+	@$(SITE_VENV)/bin/python tools/documentation_site.py target/site
+
+$(SITE_VENV)/.complete: requirements/site.txt tools/environment.sh
+	@tools/environment.sh $(SITE_VENV) $<
+	@touch $@
 
 stub: setup $(TOOLS)/pyo3-introspection ## write the extension's stub from its signatures
 	@tools/stub.sh

@@ -55,7 +55,7 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_of_a_folder_is_in_its_index() -> None:
-    for folder in ("guide", "design"):
+    for folder in ("guide", "design", "measurements", "coming-from"):
         index = ROOT / "docs" / folder / "README.md"
         linked = set(LINK.findall(index.read_text()))
         pages = {page.name for page in index.parent.glob("*.md")} - {"README.md"}
