@@ -41,6 +41,7 @@ from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
+from shardwright.launcher import how_to_start
 from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_back_large
 from shardwright.model.models import Models
 from shardwright.model.pretrained import PretrainedFolders
@@ -86,7 +87,12 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if cfg.elastic_degrees is not None and launch.rank == 0:
         log_lowered(cfg, load_config(config, keys, os.environ), launch.world_size)
     options = comm_options(cfg, os.environ, launch.local_size, one_host=launch.single_host)
-    check_world(cfg, launch.world_size, config, keys, os.environ)
+    try:
+        check_world(cfg, launch.world_size, config, keys, os.environ)
+    except ConfigError as error:
+        if launch.launcher != "single":
+            raise
+        raise ConfigError(f"{error}; {how_to_start(_ranks_of_replica(cfg))}") from None
     topology = _core.Topology(
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
     )
@@ -112,6 +118,11 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         raise
     set_default_runtime(runtime)
     atexit.register(_end)
+
+
+def _ranks_of_replica(cfg: _core.Config) -> int:
+    """Return the fewest ranks that the configuration fits."""
+    return int(cfg.pipeline_parallel_degree * cfg.tensor_parallel_degree * cfg.sharded_data_parallel_degree)
 
 
 def _take_part(launch: _core.LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtime:

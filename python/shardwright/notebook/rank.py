@@ -1,0 +1,94 @@
+"""What a forked rank does: its function, and to say what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from shardwright.errors import RemoteError, ShardwrightError, UnsupportedValueError
+from shardwright.failure_text import FailureText
+from shardwright.job.runtime import find_runtime
+from shardwright.start import shutdown
+
+
+class Pipes(NamedTuple):
+    """The ends of a rank's pipes, in the rank or in the notebook."""
+
+    out: int
+    err: int
+    outcome: int
+
+
+class Failure(NamedTuple):
+    """The error that ended a rank, as text.
+
+    Attributes:
+        host: The rank's host.
+        text: The error.
+        follows: Whether it only tells of another rank's failure.
+    """
+
+    host: str
+    text: FailureText
+    follows: bool
+
+
+def run_rank(environment: Mapping[str, str], pipes: Pipes, function: Callable[[], Any]) -> NoReturn:
+    """Run the function, write its pickled result or :class:`Failure` to the pipe, and end this process."""
+    status = 1
+    try:
+        _become(environment, pipes)
+        outcome = _outcome(function)
+        with open(pipes.outcome, "wb") as file:
+            file.write(outcome)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        status = 0
+    finally:
+        os._exit(status)  # what the notebook has for its own end is not this process's to do
+
+
+def _become(environment: Mapping[str, str], pipes: Pipes) -> None:
+    """Take what a launched process has: environment, signals, output of its own."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.environ.update(environment)
+    for pipe, standard in ((pipes.out, 1), (pipes.err, 2)):
+        os.dup2(pipe, standard)
+        os.close(pipe)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    # The threads of a pool that the notebook has used are not in this process, which would wait for them for ever.
+    torch.set_num_threads(1)
+
+
+def _outcome(function: Callable[[], Any]) -> bytes:
+    try:
+        result = function()
+        shutdown()
+        return _pickled(result)
+    except BaseException as error:
+        text = FailureText.of(error)
+        if (runtime := find_runtime()) is not None:
+            runtime.script_error = text._asdict()
+            with contextlib.suppress(ShardwrightError):
+                shutdown()
+        return pickle.dumps((None, Failure(socket.gethostname(), text, isinstance(error, RemoteError))))
+
+
+def _pickled(result: Any) -> bytes:
+    try:
+        return pickle.dumps((result, None))
+    except Exception as error:
+        raise UnsupportedValueError(
+            f"the function returned a {type(result).__qualname__} that cannot be pickled ({error}); return numbers, "
+            "tensors, or a state dict"
+        ) from error
