@@ -52,6 +52,7 @@ from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
 from shardwright.sharded_data_parallel.groups import make_process_group, make_sharding_groups
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
+from shardwright.speed import SpeedAnnouncement
 from shardwright.stalls.reporter import StallReporter
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
@@ -172,6 +173,7 @@ def add_parts(runtime: Runtime) -> None:
         runtime.add(StateStorage(runtime))
     runtime.add(MemoryAccount(runtime))
     runtime.add(Announcement(runtime))
+    runtime.add(SpeedAnnouncement(runtime))
     runtime.add(OutOfMemory(runtime), ErrorExplainer)
     runtime.add(Folders(runtime), PretrainedFolders)
 

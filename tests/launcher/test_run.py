@@ -14,7 +14,8 @@ from shardwright.command import main
 
 TOLD = """
 import os, sys
-print(os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("OMP_NUM_THREADS"), *sys.argv[1:], flush=True)
+told = [os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("OMP_NUM_THREADS"), *sys.argv[1:]]
+sys.stdout.write(f"{' '.join(map(str, told))}\\n")
 """
 TRAINED = """
 import torch
@@ -85,7 +86,7 @@ def test_the_exit_status_is_that_of_the_first_rank_that_fails(tmp_path: Path, en
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
-    text = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)\n"
+    text = "import os, time\nprint(f'{os.getpid()}\\n', end='', flush=True)\ntime.sleep(100)\n"
     (tmp_path / "script.py").write_text(text)
     process = subprocess.Popen(
         [sys.executable, "-m", "shardwright", "run", "--ranks", "2", "script.py"],

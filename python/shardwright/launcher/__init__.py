@@ -1,4 +1,4 @@
-"""``shardwright run``: a script as the ranks of a job, by torchrun, and how to start one that was started as plain Python."""
+"""``shardwright run``: a script as the ranks of a job, by torchrun, and the advice to a plain start."""
 
 from shardwright.launcher.hint import how_to_start
 

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would, with a banner
     try:
-        run(given)
+        run(given)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _ended(rank, failure.exitcode)

@@ -14,7 +14,7 @@ def how_to_start(ranks: int) -> str:
     if spec is not None:
         name = spec.name.removesuffix(".__main__")
         return f"this process was started without a launcher; start it as: shardwright run --ranks {ranks} -m {name}"
-    if file is not None:
+    if file is not None and Path(file).is_file():
         script = shlex.quote(_shortest(Path(file)))
         return f"this process was started without a launcher; start it as: shardwright run --ranks {ranks} {script}"
     return (

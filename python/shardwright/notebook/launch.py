@@ -70,10 +70,10 @@ def _check_forkable() -> None:
         why = "smp.init was called in this process, which is a rank itself: call smp.shutdown() first"
     elif dist.is_available() and dist.is_initialized():
         why = "torch.distributed is initialized in this process: call torch.distributed.destroy_process_group() first"
-    elif torch.cuda.is_initialized():
+    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         why = (
-            "this process uses a GPU already, which processes forked from it cannot: restart the notebook's kernel, and "
-            "call launch before anything uses a GPU; create models and tensors on GPUs inside of the function"
+            "this process uses a GPU already, which processes forked from it cannot: restart the notebook's kernel, "
+            "and call launch before anything uses a GPU; create models and tensors on GPUs inside of the function"
         )
     elif threading.current_thread() is not threading.main_thread():
         why = "it was called in a thread: call it in the main thread, as cells of a notebook are run"

@@ -102,7 +102,8 @@ class Watched:
         if self._outcome and self.status == 0:
             result, failure = pickle.loads(self._outcome)
             return result, failure
-        how = f"signal {-self.status}" if (self.status or 0) < 0 else f"exit status {self.status}"
+        status = self.status or 0
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
         text = FailureText("process", f"it was ended by {how} before its function returned", "")
         return None, Failure(socket.gethostname(), text, follows=False)
 
