@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+#: Below this gain one rank may be as fast: what it would take is an upper bound, with the library's work for messages.
+_LEAST_GAIN = 1.25
+
 
 class RankTime(NamedTuple):
     """Seconds of a rank in some steps.
@@ -51,14 +54,15 @@ def speed_line(ranks: Sequence[RankTime]) -> str:
     rest = max(1.0 - computing - waiting - moving, 0.0)
     text = (
         f"a step takes {_duration(step)} on {len(ranks)} ranks, of which they compute {computing:.0%}, wait "
-        f"{waiting:.0%}, move data {moving:.0%} and need {rest:.0%} for the rest; one rank alone would take about "
-        f"{_duration(alone)}"
+        f"{waiting:.0%}, move data {moving:.0%} and need {rest:.0%} for the rest; one rank alone would take at most "
+        f"about {_duration(alone)}"
     )
-    if alone > step:
+    if alone >= _LEAST_GAIN * step:
         return f"{text}, {alone / step:.1f} times as long"
+    pays = "hardly pays" if alone > step else "does not pay"
     return (
-        f"{text}: dividing this model does not pay in time; pipeline_parallel_degree 1 would, if the model fits in the "
-        "memory of one rank"
+        f"{text}: dividing this model {pays} in time; if it fits in the memory of one rank, pipeline_parallel_degree 1 "
+        "is better"
     )
 
 
