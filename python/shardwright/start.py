@@ -180,7 +180,6 @@ def add_parts(runtime: Runtime) -> None:
 
 def _install(runtime: Runtime) -> None:
     """Put in place what the process has while it is a rank; :func:`_leave` takes away what is there."""
-    process.keep_device_guard()
     process.end_forks_at_once()
     installed = runtime.installed
     installed.enter_context(
@@ -196,6 +195,7 @@ def _install(runtime: Runtime) -> None:
         )
     )
     if runtime.place.launch.world_size > 1:
+        process.keep_device_guard()  # in a notebook of one rank it would keep forks from computing gradients
         if _saves_memory(runtime.place):
             give_back_large(runtime.place.device, os.environ)
         stall_reporter = StallReporter(runtime)

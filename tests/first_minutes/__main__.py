@@ -15,9 +15,9 @@ from tests.first_minutes.steps import INSTALLED, ROOT, Done, installation, perfo
 
 _PAGE = """# The first minutes
 
-What `make first-minutes` did in an empty directory: it installed the wheel into a new environment, and ran the script of the
-[README](../../README.md) and [a notebook](../../examples/notebook.ipynb). See [Getting started](getting-started.md),
-[Launching](launching.md) and [Notebooks](notebooks.md).
+What `make first-minutes` did in an empty directory: it installed the wheel into a new environment, and ran the script
+of the [README](../../README.md) and [a notebook](../../examples/notebook.ipynb). See
+[Getting started](getting-started.md), [Launching](launching.md) and [Notebooks](notebooks.md).
 
 """
 #: What would let a command find this tree, or tell it of ranks.

@@ -14,6 +14,8 @@ import shardwright as smp
 import torch
 from shardwright.notebook import launch, watch
 
+from tests.jobs.ranks import run_ranks
+
 SEED, STEPS = 3, 3
 WIDTH = 64
 
@@ -68,6 +70,27 @@ def test_ranks_train_as_one_process_does_after_the_notebook_has_used_torch() -> 
         for _, requests, losses in results:
             assert losses == pytest.approx(expected, rel=1e-12, abs=0)
             assert requests > 0 or ranks != 2
+
+
+def test_ranks_train_after_the_notebook_has_trained_as_one_rank() -> None:
+    _, _, alone = train(1)
+    smp.init({"pipeline_parallel_degree": 1, "microbatches": 2})  # as when a cell is run again
+    smp.shutdown()
+    for _, requests, losses in launch(train, 2):
+        assert losses == pytest.approx(alone, rel=1e-12, abs=0)
+        assert requests > 0
+
+
+def test_a_process_with_threads_for_gradients_is_told_what_to_do(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\nimport shardwright.notebook\n"
+        "torch._C._ensureCUDADeviceGuardSet()\n"  # as a compilation does
+        "torch.ones(1, requires_grad=True).sum().backward()\n"
+        "shardwright.notebook.launch(int)\n"
+    )
+    (ended,) = run_ranks(script, ranks=0)
+    assert "restart the notebook's kernel, and call launch before any other backward" in ended.err
 
 
 def test_what_the_notebook_has_is_there_and_stays_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:

@@ -45,8 +45,8 @@ def run_rank(environment: Mapping[str, str], pipes: Pipes, function: Callable[[]
     """Run the function, write its pickled result or :class:`Failure` to the pipe, and end this process."""
     status = 1
     try:
-        _become(environment, pipes)
-        outcome = _outcome(function)
+        _take_streams(pipes)
+        outcome = _outcome(environment, function)
         with open(pipes.outcome, "wb") as file:
             file.write(outcome)
         for stream in (sys.stdout, sys.stderr):
@@ -56,22 +56,41 @@ def run_rank(environment: Mapping[str, str], pipes: Pipes, function: Callable[[]
         os._exit(status)  # what the notebook has for its own end is not this process's to do
 
 
-def _become(environment: Mapping[str, str], pipes: Pipes) -> None:
-    """Take what a launched process has: environment, signals, output of its own."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    os.environ.update(environment)
+def _take_streams(pipes: Pipes) -> None:
+    """Let the standard streams be pipes to the notebook."""
     for pipe, standard in ((pipes.out, 1), (pipes.err, 2)):
         os.dup2(pipe, standard)
         os.close(pipe)
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+
+
+def _become(environment: Mapping[str, str]) -> None:
+    """Take what a launched process has: environment, signals, threads of its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ.update(environment)
     # The threads of a pool that the notebook has used are not in this process, which would wait for them for ever.
     torch.set_num_threads(1)
+    _check_gradients()
 
 
-def _outcome(function: Callable[[], Any]) -> bytes:
+def _check_gradients() -> None:
+    """Raise where torch cannot compute gradients, because the notebook's process has started threads for devices."""
     try:
+        with torch.enable_grad():
+            torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise ShardwrightError(
+            "ranks cannot be forked from this process, since torch has started threads for gradients in it, which it "
+            "does in the first backward after a compilation, or beside GPUs: restart the notebook's kernel, and call launch "
+            "before any other backward"
+        ) from error
+
+
+def _outcome(environment: Mapping[str, str], function: Callable[[], Any]) -> bytes:
+    try:
+        _become(environment)
         result = function()
         shutdown()
         return _pickled(result)
