@@ -65,6 +65,7 @@ INSTALLED = (
         "A notebook, by nbclient",
         "jupyter execute --inplace notebook.ipynb",
         told=("rank 0 of 1 has 321 parameters", "[rank 0] rank 0 of 2 has ", "[rank 1] rank 1 of 2 has "),
+        shown=("rank 0 of", "rank 1 of", "[12."),
     ),
 )
 

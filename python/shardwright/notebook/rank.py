@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import pickle
@@ -70,6 +71,8 @@ def _become(environment: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(environment)
+    # A fork cannot display in the notebook: what asks for it, as rich does, writes text instead.
+    builtins.__dict__.pop("get_ipython", None)
     # The threads of a pool that the notebook has used are not in this process, which would wait for them for ever.
     torch.set_num_threads(1)
     _check_gradients()
@@ -83,8 +86,8 @@ def _check_gradients() -> None:
     except RuntimeError as error:
         raise ShardwrightError(
             "ranks cannot be forked from this process, since torch has started threads for gradients in it, which it "
-            "does in the first backward after a compilation, or beside GPUs: restart the notebook's kernel, and call launch "
-            "before any other backward"
+            "does in the first backward after a compilation, or beside GPUs: restart the notebook's kernel, and call "
+            "launch before any other backward"
         ) from error
 
 

@@ -36,7 +36,8 @@ class RankTime(NamedTuple):
 
     def since(self, before: RankTime) -> RankTime:
         """Return the time of the steps after those of ``before``."""
-        return RankTime(*(now - then for now, then in zip(self, before, strict=True)))
+        steps, *seconds = (now - then for now, then in zip(self, before, strict=True))
+        return RankTime(int(steps), *seconds)
 
 
 def speed_line(ranks: Sequence[RankTime]) -> str:
