@@ -29,7 +29,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs site stub lock clean
+.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs site stub lock clean first-minutes
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -222,6 +222,9 @@ gpu-test: setup ## the tests and measurements that need a CUDA device
 
 wheel: setup ## build the wheel, install it into an empty environment and train with it
 	@tools/wheel.sh
+
+first-minutes: setup ## from the wheel, in an empty directory: install, a script, a notebook; writes docs/guide/first-minutes.md
+	@tools/first_minutes.sh
 
 docs: setup ## run the examples of the documentation and check its links
 	$(PYTHON) -m pytest --quiet tests/docs

@@ -4,7 +4,7 @@
 too slow for one device.
 """
 
-from shardwright import amp, model, nn, optimizers
+from shardwright import amp, model, nn, notebook, optimizers
 from shardwright._core import __version__
 from shardwright.activation_checkpointing.functions import checkpoint, checkpoint_sequential
 from shardwright.activation_checkpointing.marking import set_activation_checkpointing
@@ -158,6 +158,7 @@ __all__ = [
     "mp_rank",
     "mp_size",
     "nn",
+    "notebook",
     "optimizers",
     "partition",
     "pp_rank",

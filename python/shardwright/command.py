@@ -1,4 +1,4 @@
-"""The ``shardwright`` command, also available as ``python -m shardwright.command``."""
+"""The ``shardwright`` command, also available as ``python -m shardwright``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ import torch
 
 from shardwright import _core
 from shardwright.communication import ucx_packages
+from shardwright.launcher import command as launcher
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with the given arguments, by default those of this process.
 
-    Returns the exit status: 0 for success, 1 for a finding, 2 for a misuse.
+    Returns the exit status: 0 for success, 1 for a finding, 2 for a misuse; of ``run``, that of the script.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["run"]:
+        return launcher.main(given[1:])
+    if given[:2] == ["help", "run"]:
+        return launcher.main(["--help"])
     with _ended_by_interrupts():
         status, output, complaint = _core.command(given, json.dumps(_facts()), ucx_packages())
     sys.stdout.write(output)

@@ -35,6 +35,11 @@ class Progress:
         self._delay_seconds = DELAY_SECONDS if delay_seconds is None else delay_seconds
         self._report = _say if say is None else say
 
+    def say(self, text: str) -> None:
+        """Report a line, on rank 0."""
+        if self._rank == 0:
+            self._report(f"rank 0: {text}")
+
     @contextlib.contextmanager
     def phase(self, what: str) -> Iterator[None]:
         """Report a phase, such as ``"tracing the model"``, if the block takes longer than the delay."""
@@ -52,4 +57,4 @@ class Progress:
             logger.debug("rank 0: %s took %.3f s", what, time.perf_counter() - began)
 
     def _say_still(self, what: str) -> None:
-        self._report(f"rank 0: {what}, for {self._delay_seconds:g} s so far")
+        self.say(f"{what}, for {self._delay_seconds:g} s so far")

@@ -41,6 +41,7 @@ from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
+from shardwright.launcher import how_to_start
 from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_back_large
 from shardwright.model.models import Models
 from shardwright.model.pretrained import PretrainedFolders
@@ -51,6 +52,7 @@ from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
 from shardwright.sharded_data_parallel.groups import make_process_group, make_sharding_groups
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
+from shardwright.speed import SpeedAnnouncement
 from shardwright.stalls.reporter import StallReporter
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
@@ -86,7 +88,12 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if cfg.elastic_degrees is not None and launch.rank == 0:
         log_lowered(cfg, load_config(config, keys, os.environ), launch.world_size)
     options = comm_options(cfg, os.environ, launch.local_size, one_host=launch.single_host)
-    check_world(cfg, launch.world_size, config, keys, os.environ)
+    try:
+        check_world(cfg, launch.world_size, config, keys, os.environ)
+    except ConfigError as error:
+        if launch.launcher != "single":
+            raise
+        raise ConfigError(f"{error}; {how_to_start(_ranks_of_replica(cfg))}") from None
     topology = _core.Topology(
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
     )
@@ -112,6 +119,11 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         raise
     set_default_runtime(runtime)
     atexit.register(_end)
+
+
+def _ranks_of_replica(cfg: _core.Config) -> int:
+    """Return the fewest ranks that the configuration fits."""
+    return int(cfg.pipeline_parallel_degree * cfg.tensor_parallel_degree * cfg.sharded_data_parallel_degree)
 
 
 def _take_part(launch: _core.LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtime:
@@ -161,13 +173,13 @@ def add_parts(runtime: Runtime) -> None:
         runtime.add(StateStorage(runtime))
     runtime.add(MemoryAccount(runtime))
     runtime.add(Announcement(runtime))
+    runtime.add(SpeedAnnouncement(runtime))
     runtime.add(OutOfMemory(runtime), ErrorExplainer)
     runtime.add(Folders(runtime), PretrainedFolders)
 
 
 def _install(runtime: Runtime) -> None:
     """Put in place what the process has while it is a rank; :func:`_leave` takes away what is there."""
-    process.keep_device_guard()
     process.end_forks_at_once()
     installed = runtime.installed
     installed.enter_context(
@@ -183,6 +195,7 @@ def _install(runtime: Runtime) -> None:
         )
     )
     if runtime.place.launch.world_size > 1:
+        process.keep_device_guard()  # in a notebook of one rank it would keep forks from computing gradients
         if _saves_memory(runtime.place):
             give_back_large(runtime.place.device, os.environ)
         stall_reporter = StallReporter(runtime)

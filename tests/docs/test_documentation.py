@@ -39,10 +39,9 @@ def test_the_readme_runs_as_it_says(tmp_path: Path) -> None:
     """Its script, by its command; the other pages' are forked."""
     readme = (ROOT / "README.md").read_text()
     (tmp_path / "script.py").write_text("\n\n".join(CODE.findall(readme)))
-    (command,) = re.findall(r"^torchrun .* script\.py$", readme, re.MULTILINE)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    (command,) = re.findall(r"^shardwright run .* script\.py$", readme, re.MULTILINE)
     result = subprocess.run(
-        [*launcher, *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.splitlines()) == 6

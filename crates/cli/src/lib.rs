@@ -40,6 +40,9 @@ struct Command {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Run a script as the ranks of a job: run --ranks 2 SCRIPT.
+    #[command(disable_help_flag = true)]
+    Run(RunArguments),
     /// Look at what this machine has of what a job needs, and say what to do.
     Doctor(DoctorArguments),
     /// Tell how long a step takes under a schedule, and which rank idles when.
@@ -50,6 +53,14 @@ enum Verb {
     /// Look at timelines that smp.trace wrote.
     #[command(subcommand)]
     Trace(trace::TraceVerb),
+}
+
+/// What `run` is given, which is torchrun's and the script's to read.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RunArguments {
+    /// Options, the script, and its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<OsString>,
 }
 
 /// What `doctor` looks at.
@@ -72,6 +83,12 @@ pub fn run<A: Into<OsString> + Clone>(
     let name = OsString::from("shardwright");
     let arguments = std::iter::once(name).chain(arguments.into_iter().map(Into::into));
     match Command::try_parse_from(arguments) {
+        // The Python package runs it, and asks for all others here.
+        Ok(Command { verb: Verb::Run(_) }) => Finished {
+            status: 2,
+            output: String::new(),
+            complaint: "shardwright run is a command of the Python package\n".to_owned(),
+        },
         Ok(Command {
             verb: Verb::Doctor(arguments),
         }) => {
@@ -127,7 +144,9 @@ mod tests {
     #[test]
     fn help_names_the_verbs() {
         let finished = run_with(&["--help"]);
-        assert!(finished.output.contains("doctor") && finished.output.contains("trace"));
+        for verb in ["run --ranks 2 SCRIPT", "doctor", "trace"] {
+            assert!(finished.output.contains(verb), "{verb}");
+        }
         assert!(finished.complaint.is_empty());
     }
 

@@ -35,6 +35,7 @@ from shardwright.model.vote import vote
 from shardwright.model.wrapping import refuse_compiled
 from shardwright.offloading import OffloadedActivations
 from shardwright.scheduling import Scheduling
+from shardwright.speed import SpeedAnnouncement
 from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
     Fingerprints,
@@ -73,6 +74,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     runtime.step.num_microbatches = step.num_microbatches(runtime)
     runtime[Scheduling].check(step.name, runtime.step.num_microbatches)
     runtime[Announcement].begin_step()
+    runtime[SpeedAnnouncement].begin_step()
     # If the writers of modules' state are unknown, so are the calls to wait for.
     predicts = not runtime[StateOrder].one_at_a_time
     with interrupts.InterruptibleStep():
@@ -159,6 +161,7 @@ def _run_once(
         kept.end_step()
     runtime[Scheduling].end_step(runtime)
     runtime[Announcement].end_step()
+    runtime[SpeedAnnouncement].end_step()
     if any(placement.post_step_hooks for placement in placements):
         with interrupts.DeliverSignals():
             for placement in placements:

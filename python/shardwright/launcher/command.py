@@ -1,0 +1,119 @@
+"""``shardwright run``: the ranks of this host, started by ``torch.distributed.run``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MISUSE = 2
+#: Options of torchrun that the help explains; it takes the others too.
+_EXPLAINED = {
+    "help": "show this help and exit",
+    "nnodes": "number of hosts, or MIN:MAX of an elastic job (default: 1)",
+    "node_rank": "which of the hosts this one is, with --master-addr",
+    "master_addr": "host of rank 0",
+    "master_port": "port on the host of rank 0",
+    "rdzv_endpoint": "HOST:PORT where the hosts meet; the same on all, in place of --node-rank and --master-addr",
+    "rdzv_id": "name of the job, where several meet at one endpoint",
+    "max_restarts": "how often the ranks are started again after one fails (default: 0)",
+    "module": "SCRIPT is the name of a module, as in python -m",
+    "training_script": "Python script that each rank runs",
+    "training_script_args": "arguments of the script",
+}
+#: Where any of these is given, ranks meet as it says, and else at a free port of this host.
+_MEETING = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
+_EPILOG = """
+Every other option of torchrun is taken too, before the script; torchrun --help lists them.
+
+Each of several ranks computes in one thread, unless OMP_NUM_THREADS is set. The exit status is that of the first rank
+that fails (128 and the signal's number if a signal ended it). Ctrl-C and SIGTERM end all ranks.
+
+  shardwright run --ranks 2 train.py --epochs 3
+  shardwright run --ranks 4 --nnodes 2 --rdzv-endpoint first-host:29400 train.py    (on both hosts)
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments: torchrun's, with ``--ranks``."""
+    from torch.distributed.run import get_args_parser
+
+    made = get_args_parser()
+    made.prog, made.description, made.epilog = "shardwright run", "Run a script as the ranks of a job.", _EPILOG
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    for action in made._actions:
+        action.help = _EXPLAINED.get(action.dest, argparse.SUPPRESS)
+        if action.dest.startswith("training_script"):
+            action.metavar = "SCRIPT" if action.dest == "training_script" else "ARGUMENTS"
+    made.add_argument(
+        "--ranks",
+        dest="nproc_per_node",
+        metavar="N",
+        type=_number_of_ranks,
+        default=argparse.SUPPRESS,
+        help="ranks on this host: a number, or gpu for one on each GPU (default: 1)",
+    )
+    return made
+
+
+def _number_of_ranks(text: str) -> str:
+    if text in ("auto", "cpu", "gpu") or (text.isdecimal() and int(text) > 0):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: 1 or more, gpu, cpu or auto")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the ranks to their end, and return the exit status of the first that failed, or 0."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import run
+
+    made = parser()
+    given = made.parse_args(arguments)  # exits with 2 on misuse
+    is_file = not given.module and not given.no_python
+    if is_file and not Path(given.training_script).is_file():
+        return _refuse(f"there is no file {given.training_script!r}")
+    _choose_meeting(made, given)
+    if given.nproc_per_node != "1":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would, with a banner
+    try:
+        run(given)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return _ended(rank, failure.exitcode)
+    except SignalException as error:
+        return _ended(None, -int(error.sigval))
+    except KeyboardInterrupt:  # before the ranks were there
+        return _ended(None, -2)
+    return 0
+
+
+def _refuse(why: str) -> int:
+    sys.stderr.write(f"shardwright run: {why}\n")
+    return MISUSE
+
+
+def _choose_meeting(made: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Let the ranks of one host meet at a free port, and those of several at their endpoint."""
+
+    def is_given(name: str) -> bool:
+        value: Any = getattr(given, name)
+        return value != made.get_default(name) or f"PET_{name.upper()}" in os.environ
+
+    if given.nnodes in ("1", "1:1") and not any(map(is_given, _MEETING)):
+        given.standalone = True
+    elif given.rdzv_endpoint and not is_given("rdzv_backend") and not is_given("node_rank"):
+        given.rdzv_backend = "c10d"  # torchrun's default takes every host without a node rank for the first
+
+
+def _ended(rank: int | None, code: int) -> int:
+    """Say why the job ended early, and return the exit status."""
+    who = "the job was" if rank is None else f"rank {rank} was"
+    if code < 0:
+        sys.stderr.write(f"shardwright run: {who} ended by signal {-code}\n")
+        return 128 - code
+    sys.stderr.write(f"shardwright run: rank {rank} ended with exit status {code}\n")
+    return code

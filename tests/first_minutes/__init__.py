@@ -1,0 +1,1 @@
+"""The first minutes of somebody who installs the wheel: ``make first-minutes``."""

@@ -1,0 +1,95 @@
+"""Rank 0 says once how long steps take and what one rank alone would take, and where dividing does not pay."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from shardwright.speed.figures import RankTime, speed_line
+
+from tests.jobs.ranks import run_ranks
+
+PROGRAM = """
+import os, sys, time
+import torch
+import shardwright as smp
+
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        time.sleep(float(sys.argv[2]))
+        return self.inner(x)
+
+smp.init({"pipeline_parallel_degree": 2, "microbatches": int(sys.argv[3]), "ddp": os.environ["WORLD_SIZE"] == "4"})
+model = smp.DistributedModel(torch.nn.Sequential(Slow(), Slow()))
+
+@smp.step
+def step(model, x):
+    loss = model(x).mean()
+    model.backward(loss)
+    return loss
+
+for _ in range(int(sys.argv[1])):
+    step(model, torch.ones(8, 8))
+"""
+
+
+def lines_of(folder: Path, ranks: int, steps: int, seconds: float, microbatches: int = 4) -> list[list[str]]:
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    ended = run_ranks(script, str(steps), str(seconds), str(microbatches), ranks=ranks, folder=folder)
+    assert [one.code for one in ended] == [0] * ranks, ended[0].err
+    return [[line for line in one.err.splitlines() if "a step takes" in line] for one in ended]
+
+
+def test_it_is_said_once_on_rank_0_after_the_measured_steps(tmp_path: Path) -> None:
+    first, second = lines_of(tmp_path, 2, 12, 0.02)
+    assert second == []
+    (line,) = first
+    assert line.startswith("shardwright: rank 0: a step takes ")
+    (alone,) = re.findall(r"one rank alone would take at most about ([\d.]+) ms, [\d.]+ times as long$", line)
+    # Two modules that sleep, in four microbatches.
+    assert 2 * 4 * 20 <= float(alone) < 1000
+
+
+def test_every_replica_counts(tmp_path: Path) -> None:
+    first, *others = lines_of(tmp_path, 4, 8, 0.01)
+    assert others == [[], [], []]
+    (line,) = first
+    assert "on 4 ranks" in line
+    (alone,) = re.findall(r"would take at most about ([\d.]+) (?:ms|s)", line)
+    assert float(alone) >= 2 * 2 * 4 * 10
+
+
+def test_fewer_steps_say_nothing_and_a_toy_is_told_that_dividing_does_not_pay(tmp_path: Path) -> None:
+    assert lines_of(tmp_path, 2, 7, 0.0) == [[], []]
+    (line,), _ = lines_of(tmp_path, 2, 8, 0.01, microbatches=1)  # of which the second waits for the first
+    assert line.endswith(
+        ": dividing this model does not pay in time; if it fits in the memory of one rank, pipeline_parallel_degree 1 "
+        "is better"
+    )
+
+
+def test_the_numbers_are_means_over_ranks_and_sums_of_computing() -> None:
+    ranks = [RankTime(5, 10.0, 6.0, 3.0, 0.5), RankTime(5, 10.0, 8.0, 1.0, 0.5)]
+    assert speed_line(ranks) == (
+        "a step takes 2.00 s on 2 ranks, of which they compute 70%, wait 20%, move data 5% and need 5% for the rest; "
+        "one rank alone would take at most about 2.80 s, 1.4 times as long"
+    )
+    even = [RankTime(5, 10.0, 6.0, 3.0, 0.5)] * 2
+    assert "take at most about 2.40 s: dividing this model hardly pays in time" in speed_line(even)
+    slow = [RankTime(5, 0.05, 0.01, 0.02, 0.01)] * 2
+    assert "take at most about 4.0 ms: dividing this model does not pay in time" in speed_line(slow)
+
+
+@pytest.mark.parametrize("sending", [0.0, 0.5, 4.0])
+def test_sending_is_not_counted_as_computing(sending: float) -> None:
+    kinds = {f"{kind}_seconds": 0.5 for kind in ("forward", "backward", "weight", "other")}
+    figures = {**kinds, "steps": 2, "seconds": 5.0, "waiting_seconds": {1: 0.5, 2: 1.0}, "sending_seconds": sending}
+    time = RankTime.of(figures)
+    assert time == (2, 5.0, max(2.0 - sending, 0.0), 1.5, sending)
+    assert RankTime.of({**figures, "steps": 7, "seconds": 8.0}).since(time)[:2] == (5, 3.0)
