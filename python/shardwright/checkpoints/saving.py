@@ -194,6 +194,7 @@ def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, 
             "gradients are being accumulated (backward_passes_per_step), which a checkpoint does not keep: save after "
             "the step in which they are reduced"
         )
+    model.placement.deferred_loads.run(model.module)
     tensors = ModelTensors(runtime, model)
     part.add_model(tensors)
     encoder = Encoder(USER)
