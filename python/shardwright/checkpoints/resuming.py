@@ -174,6 +174,8 @@ def resume_from_checkpoint(
     opened: list[Saved] = []
 
     def open_as_first() -> str:
+        if tag is not None and not isinstance(tag, str):
+            raise ShardwrightError(f"tag is a {type(tag).__name__}; allowed: a str, or None for the newest")
         opened.append(Saved(path, tag))
         return str(opened[0].manifest["tag"])
 
@@ -342,7 +344,7 @@ class _Loading:
         with torch.inference_mode(False), torch.no_grad():
             tensors, saved = ModelTensors(self.runtime, self.model), self.saved
             saved.read([piece for named in tensors.every for piece in self._wanted(named)])
-            decoder = Decoder(saved.tensors(USER))
+            decoder = Decoder(saved.tensors(f"{USER}extra_states"))
             states = saved.content["extra_states"]
             for name, module in extra_states(self.model):
                 if name in states:
