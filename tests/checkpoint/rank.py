@@ -7,7 +7,7 @@ from typing import Any
 import shardwright as smp
 import torch
 
-from tests.checkpoint import attacks, exchanged, foreign, pretrained, saving
+from tests.checkpoint import attacks, exchanged, foreign, pretrained, saving, waiting
 from tests.checkpoint.store import cases as stored
 from tests.jobs.listed import module_with, run_listed
 
@@ -16,7 +16,7 @@ def run(case: dict[str, Any]) -> None:
     """Run a case: its function's name and arguments, and the configuration."""
     torch.set_num_threads(1)
     smp.init({"microbatches": 2, "ddp": True, **case.get("config", {})})
-    module = module_with(case["name"], (saving, attacks, exchanged, foreign, pretrained, stored))
+    module = module_with(case["name"], (saving, attacks, exchanged, foreign, pretrained, waiting, stored))
     getattr(module, case["name"])(**case.get("arguments", {}))
     smp.shutdown()
 

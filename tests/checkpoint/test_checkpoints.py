@@ -100,3 +100,13 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_what_was_there(tmp_path: Pa
     assert killed.code == -9
     assert "told" in survivor.out, survivor.err
     run(2, case("newest_is", folder=str(tmp_path), expected="before"))
+
+
+def test_between_a_load_and_the_first_step(tmp_path: Path) -> None:
+    names = (
+        "weights_are_those_loaded",
+        "what_comes_later_counts",
+        "delayed_weights_are_refused",
+        "lost_before_the_first_step",
+    )
+    run(2, *(case(name, PIPELINE, folder=str(tmp_path / name)) for name in names))

@@ -73,6 +73,12 @@ def test_every_value_comes_back(value: Any) -> None:
     assert same(value, through(value))
 
 
+@pytest.mark.parametrize("bits", [63, 2047, 2048, 2049, 20_000])
+def test_long_integers_come_back(bits: int) -> None:
+    values = [sign * (2**bits + by) for sign in (-1, 1) for by in (-1, 0, 1)]
+    assert through(values) == values
+
+
 @pytest.mark.parametrize("bits", ["7ff8000000000000", "fff8000000000001", "7ff0000000000001", "fff0000000000000"])
 def test_floats_that_are_no_numbers_keep_their_bits(bits: str) -> None:
     value = struct.unpack(">d", bytes.fromhex(bits))[0]
@@ -146,6 +152,12 @@ Point = namedtuple("Point", "x y")
         (nn.Linear(1, 1), r"value\['a'\]\[1\].b is a torch.nn.modules.linear.Linear.*save its state_dict"),
         (math.sqrt, r"value\['a'\]\[1\].b is a builtin_function_or_method"),
         (np.array([object()]), r"value\['a'\]\[1\].b is an array of numpy with elements of type object"),
+        (np.array([[1]]).view(np.matrix), r"value\['a'\]\[1\].b is a numpy.matrix.*convert it, numpy.asarray"),
+        (np.ma.array([1], mask=[1]), r"value\['a'\]\[1\].b is a numpy.ma.MaskedArray, which cannot be saved. "),
+        (
+            torch.nested.nested_tensor([torch.ones(1)], layout=torch.strided),
+            r"value\['a'\]\[1\].b is a Tensor .*only dense tensors",
+        ),
         (torch.eye(2).to_sparse(), r"value\['a'\]\[1\].b is a Tensor .*sparse"),
         (torch.empty(2, device="meta"), r"value\['a'\]\[1\].b is a Tensor .*meta"),
     ],

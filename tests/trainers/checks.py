@@ -226,10 +226,16 @@ def labels_are_smoothed() -> None:
         number = batch["labels"].ne(-100).sum()
         return smoother(outputs, batch["labels"], shift_labels=True, num_items_in_batch=number)
 
-    expected = descended(copy.deepcopy(model), smoothed, batches(samples))
-    trainer = huggingface.Trainer(model=model, args=arguments(label_smoothing_factor=0.1), train_dataset=samples)
+    plain = copy.deepcopy(model)
+    expected = descended(plain, smoothed, batches(samples))
+    args = arguments(label_smoothing_factor=0.1, per_device_eval_batch_size=1)
+    trainer = huggingface.Trainer(model=model, args=args, train_dataset=samples)
     trainer.train()
     same(losses_of(trainer), expected)
+    with torch.no_grad():
+        alone = [float(smoothed(plain.eval(), one)) for one in batches(samples, 1, 4)]
+    found = trainer.evaluate(Samples([samples[one] for one in range(4)]))
+    same([found["eval_loss"]], [sum(alone) / 4])
 
 
 @check

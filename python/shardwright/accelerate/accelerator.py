@@ -183,6 +183,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the module that was given to :meth:`prepare`; distributed modules stay in it."""
+        model = getattr(model, "divided_model", model)  # of what runs it in steps
         if isinstance(model, DistributedModel):
             return model.module
         return super().unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)

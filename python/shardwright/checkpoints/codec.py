@@ -21,6 +21,8 @@ from shardwright.safe_repr import safe_repr
 #: JSON's readers limit how deep values are nested; three levels of it are one of a dict.
 _MAX_DEPTH = 32
 _INT_RANGE = range(-(1 << 63), 1 << 63)
+#: Python refuses to write longer integers in decimal.
+_DECIMAL_BITS = 2048
 #: Kinds of arrays whose elements are bytes of a known meaning: no objects, no records.
 _ARRAY_KINDS = "biufcSUmM"
 _ALLOWED = (
@@ -79,7 +81,7 @@ class Encoder:
         if kind in (set, frozenset):
             items = [self._encode(item, f"{path}{{{safe_repr(item)}}}", depth + 1) for item in value]
             return {kind.__name__: sorted(items, key=json.dumps)}
-        if isinstance(value, np.ndarray | np.generic) and kind.__module__ == "numpy":
+        if kind is np.ndarray or (isinstance(value, np.generic) and kind.__module__ == "numpy"):
             return self._numpy(value, path)
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
@@ -108,7 +110,8 @@ class Encoder:
         return {"array": [*about, self._add(data, path)]}
 
     def _tensor(self, value: torch.Tensor, path: str) -> Any:
-        if type(value) not in (torch.Tensor, nn.Parameter) or value.layout is not torch.strided or value.is_meta:
+        is_dense = value.layout is torch.strided and not value.is_nested and not value.is_meta
+        if type(value) not in (torch.Tensor, nn.Parameter) or not is_dense:
             raise UnsupportedValueError(
                 f"{path} is a {type(value).__name__} ({value.layout}, {value.device}), which cannot be saved: "
                 "only dense tensors with values can",
@@ -164,7 +167,7 @@ class Decoder:
         raise UnsupportedValueError(f"saved content has {safe_repr(value)}, which this version cannot read", "content")
 
     def _int(self, content: str) -> int:
-        return int(content)
+        return int(content, 0)
 
     def _float(self, content: str) -> float:
         return float(content)
@@ -255,7 +258,7 @@ def _float(value: float) -> Any:
 
 
 _SCALARS: dict[type, Callable[[Any], Any]] = {
-    int: lambda value: {"int": str(value)},
+    int: lambda value: {"int": str(value) if value.bit_length() < _DECIMAL_BITS else hex(value)},
     float: _float,
     complex: lambda value: {"complex": [_float(value.real), _float(value.imag)]},
     bytes: lambda value: {"bytes": _base64(value)},
@@ -284,6 +287,8 @@ def _unknown(value: Any, path: str) -> UnsupportedValueError:
     base = next((one for one in kind.__mro__[1:] if one in (bool, int, float, str, list, tuple, dict, set)), None)
     if base is not None:
         hint = f"; convert it, {base.__name__}(...)"
+    elif isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        hint = "; convert it, numpy.asarray(...)"
     elif hasattr(value, "state_dict"):
         hint = "; save its state_dict()"
     return UnsupportedValueError(f"{path} is a {name}, which cannot be saved{hint}. Allowed are {_ALLOWED}", name)

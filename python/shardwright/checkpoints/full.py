@@ -31,6 +31,7 @@ def save_full(
     def find() -> None:
         _check_name(tag)
         found.append(model_of(runtime, given))
+        found[0].placement.deferred_loads.run(found[0].module)
 
     on_all_ranks(operation, find)
     (model,) = found

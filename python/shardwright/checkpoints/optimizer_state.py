@@ -117,6 +117,7 @@ class OptimizerState:
         optimizer, found = self.optimizer, list[Piece]()
         values: dict[str, Any] = {}
         known = set()
+        optimizer.check_has_state("smp.save_checkpoint")
         masters: Any = None
         if isinstance(optimizer, HalfPrecision):
             masters = optimizer._masters
@@ -166,7 +167,16 @@ class OptimizerState:
     # --- loading
 
     @torch.no_grad()
-    def load(self, saved: Mapping[str, Any], kinds: Kinds, read: Read, decoder: Decoder, *, all_state: bool) -> None:
+    def load(
+        self,
+        saved: Mapping[str, Any],
+        kinds: Kinds,
+        read: Read,
+        decoder: Decoder,
+        *,
+        all_state: bool,
+        with_options: bool,
+    ) -> None:
         """Load what all ranks have saved.
 
         Args:
@@ -175,6 +185,7 @@ class OptimizerState:
             read: Reads pieces of them.
             decoder: Decodes values.
             all_state: Whether to load more than master weights and the loss scaler.
+            with_options: Whether to load what the groups say besides their parameters, as a part of all state.
         """
         optimizer = self.optimizer
         by_parameter: dict[str, list[str]] = {}
@@ -195,8 +206,9 @@ class OptimizerState:
                 masters.append((one.master_of, master))
         read(reads)
         if all_state:
-            for group, options in zip(optimizer.param_groups, decoder.decode(saved["options"]), strict=True):
-                group.update(options)
+            if with_options:
+                for group, options in zip(optimizer.param_groups, decoder.decode(saved["options"]), strict=True):
+                    group.update(options)
             optimizer.state.clear()
             optimizer.state.update({key: state for key, state in states if state})
         if isinstance(optimizer, HalfPrecision):

@@ -174,6 +174,8 @@ def resume_from_checkpoint(
     opened: list[Saved] = []
 
     def open_as_first() -> str:
+        if tag is not None and not isinstance(tag, str):
+            raise ShardwrightError(f"tag is a {type(tag).__name__}; allowed: a str, or None for the newest")
         opened.append(Saved(path, tag))
         return str(opened[0].manifest["tag"])
 
@@ -226,6 +228,11 @@ class _Loading:
     groups: list[list[str]] | None
     all_state: bool
     strict: bool
+    has_weights: bool = False
+
+    def __str__(self) -> str:
+        """What is loaded, for errors."""
+        return f"checkpoint {self.saved.manifest['tag']!r}"
 
     @staticmethod
     def of(
@@ -308,33 +315,52 @@ class _Loading:
         """Load now, or once the model is divided."""
         if self.model.placement.partitioned:
             self._load()
-        else:
-            self.model.register_post_partition_hook(lambda *_: self._load_divided())
+            return
+        self.model.placement.deferred_loads.add(str(self), self._load_weights)
+        if self.optimizer is not None:
+            decoder = Decoder(self.saved.tensors(f"{USER}param_groups"))
+            options = decoder.decode(self.saved.content["optimizer"]["options"]) if self.all_state else []
+            self.optimizer.wait_for(self, options)
+        self.model.register_post_partition_hook(lambda *_: self._load_divided())
 
     def _load_divided(self) -> None:
-        self.tensors = ModelTensors(self.runtime, self.model)
         try:
-            self._load()
+            if not self.has_weights:
+                self._load_weights()
+            if self.optimizer is not None and self.optimizer.awaits(self):  # no other state was loaded since
+                self._load_optimizer(with_options=False)
         except Exception as error:
-            error.add_note(
-                f"while {_OPERATION} loaded checkpoint {self.saved.manifest['tag']!r} into the model that was divided"
-            )
+            self.runtime[Updates].refuse(f"{error}; weights may have been loaded in part")
+            error.add_note(f"while {_OPERATION} loaded {self} into the model that was divided")
             raise
 
     def _load(self) -> None:
+        self._load_weights()
+        self._load_optimizer(with_options=True)
+
+    def _load_weights(self) -> None:
+        """Load what this rank holds of the model: all of it, if it is not divided yet."""
         # The first step may be an evaluation in inference mode, with training to follow.
         with torch.inference_mode(False), torch.no_grad():
-            kinds, saved = self.saved.kinds, self.saved
-            found = [piece for named in self.tensors.every for piece in self._wanted(named)]
-            saved.read(found)
-            decoder = Decoder(saved.tensors(USER))
+            tensors, saved = ModelTensors(self.runtime, self.model), self.saved
+            saved.read([piece for named in tensors.every for piece in self._wanted(named)])
+            decoder = Decoder(saved.tensors(f"{USER}extra_states"))
             states = saved.content["extra_states"]
             for name, module in extra_states(self.model):
                 if name in states:
                     module.set_extra_state(decoder.decode(states[name]))
-            if self.optimizer is not None:
-                state = OptimizerState(self.runtime, self.optimizer, self.tensors)
-                state.load(saved.content["optimizer"], kinds, saved.read, decoder, all_state=self.all_state)
+        self.has_weights = True
+
+    def _load_optimizer(self, *, with_options: bool) -> None:
+        if self.optimizer is None:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            saved = self.saved
+            state = OptimizerState(self.runtime, self.optimizer, ModelTensors(self.runtime, self.model))
+            decoder = Decoder(saved.tensors(USER))
+            content = saved.content["optimizer"]
+            state.load(content, saved.kinds, saved.read, decoder, all_state=self.all_state, with_options=with_options)
+            self.optimizer.has_state()
 
     def _wanted(self, named: Named) -> list[Piece]:
         return [piece for piece in named.pieces() if piece.name in self.saved.kinds] if named.is_here else []

@@ -194,10 +194,13 @@ def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, 
             "gradients are being accumulated (backward_passes_per_step), which a checkpoint does not keep: save after "
             "the step in which they are reduced"
         )
+    model.placement.deferred_loads.run(model.module)
     tensors = ModelTensors(runtime, model)
     part.add_model(tensors)
     encoder = Encoder(USER)
     about: dict[str, Any] = {"aliases": tensors.aliases}
+    if runtime.place.rank == 0:
+        about["content"] = encoder.encode(user_content, "user_content")
     optimizer = optimizer_of(runtime, model, given)
     if optimizer is not None:
         state = OptimizerState(runtime, optimizer, tensors)
@@ -210,8 +213,6 @@ def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, 
         name: encoder.encode(module.get_extra_state(), f"extra_states[{name!r}]")
         for name, module in extra_states(model)
     }
-    if runtime.place.rank == 0:
-        about["content"] = encoder.encode(user_content, "user_content")
     named_tensors = {
         **encoder.tensors,
         **{random_state.prefix(runtime.place.rank) + name: one for name, one in random_state.streams().items()},

@@ -61,6 +61,11 @@ class ModelInSteps:
             counts = None
         return tree_map(lambda one: _merged(one, counts), outputs)
 
+    @property
+    def divided_model(self) -> DistributedModel:
+        """The model that is called."""
+        return self._model
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate for a batch, in a single microbatch."""
         return tree_map(lambda one: one.concat() if isinstance(one, StepOutput) else one, self._generated(args, kwargs))

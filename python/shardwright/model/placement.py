@@ -28,7 +28,7 @@ from shardwright.frames.guards import divided_modules
 from shardwright.half_precision import accumulate_in_float32
 from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime
-from shardwright.model.hooks import PostPartitionHooks
+from shardwright.model.hooks import DeferredLoads, PostPartitionHooks
 from shardwright.model.models import Models
 from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.model.sentinel import PLACEHOLDERS, is_sentinel
@@ -69,6 +69,7 @@ class Placement:
         self.module = module
         self.ownership: Ownership | None = None
         self.post_partition_hooks = PostPartitionHooks()
+        self.deferred_loads = DeferredLoads()
         self.post_step_hooks = PostPartitionHooks()
         self._modules: list[nn.Module] = []
         self._names: list[str] = []
@@ -206,8 +207,8 @@ class Placement:
         try:
             self.apply(decode(request.spec, request.parts))
         except BaseException:
-            self._failed = True
-            self._placed = True
+            if not self._placed:  # otherwise it is only a hook that failed
+                self._failed = self._placed = True
             raise
 
     def apply(self, decision: Decision) -> None:
@@ -318,6 +319,7 @@ class Placement:
         for observer in self.runtime[Turn].observers:
             observer.placed()
         intercept_marked(module for _, module in self.local_named_modules())
+        self.deferred_loads.forget()  # hooks load them
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
     def wait_until_placed(self, task: RunningTask) -> None:

@@ -37,6 +37,7 @@ class Saving(nn.Module):
         With ``sharded_data_parallel_degree`` it has whole parameters, on the CPU, which are gathered: the ranks that
         shard them must all call this method.
         """
+        self.placement.deferred_loads.run(self.module)
         self.placement.reset_shards()
         return local_state_dict(self.module, self.placement.ownership)
 
@@ -88,6 +89,7 @@ class Saving(nn.Module):
         return destination
 
     def _gathered(self, gather_to_rank0: bool, keep_vars: bool) -> dict[str, Any]:
+        self.placement.deferred_loads.run(self.module)
         if self._is_sharded:
             shardings = self.placement.sharded.by_name()
             return whole_state_dict(self.module, self.placement.ownership, shardings, to_first=gather_to_rank0)
@@ -127,6 +129,7 @@ class Saving(nn.Module):
 
     def _load(self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool) -> IncompatibleKeys:
         ownership = self.placement.ownership
+        self.placement.deferred_loads.run(self.module)  # before, so that what is given here counts
         self.placement.reset_shards()
         if self._is_sharded and not same_partition_load and not state_dict.get(PARTIAL_KEY, False):
             if state_dict.get(PARTIAL_KEY) is not False:

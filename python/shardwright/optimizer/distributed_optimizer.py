@@ -18,6 +18,7 @@ from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
+from shardwright.optimizer.awaited_state import AwaitedState
 from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
 from shardwright.optimizer.master_state import without_half_precision
@@ -46,7 +47,7 @@ class _Wrapping(type):
         return super().__call__(*args, **kwargs)
 
 
-class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
+class DistributedOptimizer(AwaitedState, metaclass=_Wrapping):
     """Makes an optimizer work on a partitioned model.
 
     ``smp.DistributedOptimizer(optimizer)`` returns the same object: it remains an instance of its class, and its
@@ -78,7 +79,6 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     _layout: list[GroupLayout] | None = None
     _share: Share | None = None
-    _pending: dict[str, Any] | None = None
 
     @property
     def has_masters(self) -> bool:
@@ -104,8 +104,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         for key in [key for key in self.state if is_sentinel(key)]:
             del self.state[key]
         self._own_share(model)
-        if self._pending is not None and self._is_settled(model):
-            pending, self._pending = self._pending, None
+        if self._is_settled(model) and (pending := self._pending_state_dict()) is not None:
             self._load_whole(pending)
 
     def take_over_shards(self) -> None:
@@ -226,6 +225,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
         With ``shard_optimizer_state`` it has this rank's share, numbered by itself: whole parameters, and 1-D parts.
         """
+        self.check_has_state("a state dict of an optimizer")
         share = self._own_share()
         with in_place_of_shards(find_runtime(), self) if share is None else share.in_groups(self):
             return super().state_dict()
@@ -252,8 +252,8 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             ConfigError: On every rank, if the optimizer trains modules that are divided over tensor-parallel ranks.
         """
         self._refuse_sharded("state_dict()")
-        if self._pending is not None:
-            return dict(self._pending)
+        if (pending := self._pending_state_dict()) is not None:
+            return pending
         part = self._part()
         if is_share(part):
             return merged_shares(gather_over(WORLD, copied(part), _WHOLE), *_tp_place())
@@ -279,7 +279,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             whole = without_half_precision(whole)
         to_local(whole, self._groups())  # raises if it does not fit
         if self._divides() and not (self._layout is not None and self._is_settled(None)):
-            self._pending = whole
+            self._wait_for_state_dict(whole)
             if isinstance(self, HalfPrecision):
                 self.load_scaler(whole)
             return
@@ -302,6 +302,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     def _load_whole(self, whole: dict[str, Any]) -> None:
         """Load this rank's part of a whole state dict."""
+        self.has_state()
         layout, share = self._groups(), self._own_share()
         if share is None:
             with in_place_of_shards(find_runtime(), self):

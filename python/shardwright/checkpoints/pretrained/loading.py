@@ -63,6 +63,7 @@ class _Loading:
         self._tensors = ModelTensors(runtime, model)
         #: By name in the model, the name in the files.
         self._names: dict[str, str] = {}
+        self._is_loaded = False
 
     def wanted(self) -> dict[str, Sequence[int]]:
         """The shape of each tensor of which this rank's model has a part, by name."""
@@ -145,20 +146,23 @@ class _Loading:
         if self._model.placement.partitioned:
             self._load()
         else:
+            self._model.placement.deferred_loads.add(repr(self.path), self._load)
             self._model.register_post_partition_hook(lambda *_: self._load_divided())
 
     def _load_divided(self) -> None:
-        self._tensors = ModelTensors(self._runtime, self._model)
+        if self._is_loaded:
+            return
         try:
             self._load()
         except Exception as error:
+            self._runtime[Updates].refuse(f"{error}; weights may have been loaded in part")
             error.add_note(f"while {_OPERATION} loaded {self.path!r} into the model that was divided")
             raise
 
     def _load(self) -> None:
         # The first step may be an evaluation in inference mode, with training to follow.
         with torch.inference_mode(False), torch.no_grad():
-            for named in self._tensors.every:
+            for named in ModelTensors(self._runtime, self._model).every:
                 for piece in named.pieces("") if named.is_here else ():
                     theirs = self._names.get(piece.name)
                     if theirs is None:
@@ -167,3 +171,4 @@ class _Loading:
                     for dim, (begin, size) in enumerate(zip(piece.offset, piece.size, strict=True)):
                         values = values.narrow(dim, begin, size)
                     piece.view.copy_(values)
+        self._is_loaded = True

@@ -44,6 +44,7 @@ def save_pretrained(
     def collect() -> str:
         if not name:
             raise ConfigError(f"folder is {os.fspath(folder)!r}, which has no name")
+        model.placement.deferred_loads.run(model.module)
         tensors = ModelTensors(runtime, model)
         part.add_model(tensors)
         part.about = {"aliases": tensors.aliases, "content": None, "extra_states": {}}

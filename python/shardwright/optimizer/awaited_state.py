@@ -1,0 +1,65 @@
+"""State that an optimizer gets once the models that it trains are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from shardwright.errors import ShardwrightError
+
+_NOT_OPTIONS = ("params", "param_names")
+
+
+class AwaitedState(Optimizer):
+    """An optimizer whose state may come later. The options of its groups are loaded at once, as the script expects."""
+
+    _pending: dict[str, Any] | None = None
+    _awaited: object = None
+
+    def awaits(self, load: object) -> bool:
+        """Whether the state is to come from this load, the last one."""
+        return self._awaited is load
+
+    def wait_for(self, load: object, options: Iterable[Mapping[str, Any]]) -> None:
+        """Take the options of groups, and expect state from a load, in place of earlier ones.
+
+        Args:
+            load: Calls :meth:`has_state` when it has set the state; its ``str`` says in errors what it is.
+            options: Those of each group; none to leave all of them.
+        """
+        self._pending, self._awaited = None, load
+        self._take_options(options)
+
+    def has_state(self) -> None:
+        """Expect no state any more."""
+        self._pending = self._awaited = None
+
+    def check_has_state(self, operation: str) -> None:
+        """Raise if the state is still to come."""
+        awaited = "the state dict that was loaded" if self._pending is not None else self._awaited
+        if awaited is not None:
+            raise ShardwrightError(
+                f"{operation} before the first step: {type(self).__name__} gets its state, that of {awaited}, in the "
+                "first step, when the model is divided; save and read it after that step"
+            )
+
+    def _wait_for_state_dict(self, whole: dict[str, Any]) -> None:
+        """Expect the state of a state dict of the whole model."""
+        self.wait_for(None, whole["param_groups"])
+        self._pending = whole
+
+    def _pending_state_dict(self) -> dict[str, Any] | None:
+        """The state dict that is to be loaded, with options as the script has set them since; None without one."""
+        if self._pending is None:
+            return None
+        groups = [
+            {**group, **{key: value for key, value in own.items() if key not in _NOT_OPTIONS}}
+            for group, own in zip(self._pending["param_groups"], self.param_groups, strict=True)
+        ]
+        return {**self._pending, "param_groups": groups}
+
+    def _take_options(self, options: Iterable[Mapping[str, Any]]) -> None:
+        for group, given in zip(self.param_groups, options, strict=False):
+            group.update({key: value for key, value in given.items() if key not in _NOT_OPTIONS})
