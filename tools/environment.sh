@@ -23,11 +23,14 @@ done
 "$venv/bin/python" -c '' 2>/dev/null || PYTHON_INTERPRETER=$python tools/uv.sh venv --quiet --clear --no-python-downloads --python "$python" "$venv" >&2
 echo "setup: installing the Python packages of $lock" >&2
 PYTHON_INTERPRETER=$python tools/uv.sh pip sync --quiet --compile-bytecode --require-hashes --python "$venv/bin/python" "$lock" >&2
-# The package is used from where it stands.
+# The package is used from where it stands, and so is its command.
 "$venv/bin/python" - "$PWD/python" <<'PYTHON'
 import sys
 import sysconfig
 from pathlib import Path
 
 Path(sysconfig.get_path("purelib"), "shardwright.pth").write_text(sys.argv[1] + "\n")
+command = Path(sysconfig.get_path("scripts"), "shardwright")
+command.write_text(f"#!{sys.executable}\nimport sys\n\nfrom shardwright.command import main\n\nsys.exit(main())\n")
+command.chmod(0o755)
 PYTHON
