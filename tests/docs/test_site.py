@@ -31,7 +31,7 @@ def test_every_public_name_is_on_one_page_of_the_api() -> None:
             module, _, rest = part.partition("\n")
             names = re.findall(r"^\.\. (?:auto\w+|py:data):: (\w+)$", rest, re.MULTILINE)
             documented += [name if module == "shardwright" else f"{module}.{name}" for name in names]
-    modules = ("amp", "model", "nn", "optimizers")  # whose names have entries of their own
+    modules = ("amp", "model", "nn", "notebook", "optimizers")  # whose names have entries of their own
     public = [name for name in smp.__all__ if name not in (*modules, "__version__")]
     for folder in (smp.amp, smp.nn, smp.optimizers):
         listed = [name for name in folder.__all__ if not isinstance(getattr(folder, name), ModuleType)]

@@ -235,7 +235,8 @@ def labels_are_smoothed() -> None:
     with torch.no_grad():
         alone = [float(smoothed(plain.eval(), one)) for one in batches(samples, 1, 4)]
     found = trainer.evaluate(Samples([samples[one] for one in range(4)]))
-    same([found["eval_loss"]], [sum(alone) / 4])
+    if smp.dp_size() == 1:  # see the guide for several replicas
+        same([found["eval_loss"]], [sum(alone) / 4])
 
 
 @check

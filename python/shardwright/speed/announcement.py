@@ -16,7 +16,7 @@ _CHANNEL = "speed"
 #: The first step with a divided model warms up; so many after it are measured.
 _WARM_STEPS, _MEASURED_STEPS = 1, 5
 #: For how long rank 0 waits for the other ranks' times, which they sent before the step that has just ended.
-_SECONDS = 10.0
+_SECONDS = 1.0
 
 
 class SpeedAnnouncement:
