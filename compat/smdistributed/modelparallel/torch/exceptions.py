@@ -1,37 +1,4 @@
-"""All exceptions of the library, where launchers look for them; ``ShardwrightError`` is the base of all."""
+"""The exceptions of ``smdistributed.modelparallel.backend.exceptions``, where scripts look for them."""
 
-from shardwright import (
-    CheckpointError,
-    ConfigError,
-    DepartureError,
-    FrameError,
-    JobStartError,
-    NotOwnedError,
-    PartialUpdateError,
-    PartitionError,
-    PeerLostError,
-    RemoteError,
-    ShardwrightError,
-    StallError,
-    StepMismatchError,
-    UnsupportedValueError,
-    VerificationError,
-)
-
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DepartureError",
-    "FrameError",
-    "JobStartError",
-    "NotOwnedError",
-    "PartialUpdateError",
-    "PartitionError",
-    "PeerLostError",
-    "RemoteError",
-    "ShardwrightError",
-    "StallError",
-    "StepMismatchError",
-    "UnsupportedValueError",
-    "VerificationError",
-]
+from smdistributed.modelparallel.backend.exceptions import *  # noqa: F403
+from smdistributed.modelparallel.backend.exceptions import __all__ as __all__
