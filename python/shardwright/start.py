@@ -194,8 +194,8 @@ def _install(runtime: Runtime) -> None:
             scaled=runtime.place.cfg.fp16,
         )
     )
-    process.keep_device_guard()
     if runtime.place.launch.world_size > 1:
+        process.keep_device_guard()  # in a notebook of one rank it would keep forks from computing gradients
         if _saves_memory(runtime.place):
             give_back_large(runtime.place.device, os.environ)
         stall_reporter = StallReporter(runtime)

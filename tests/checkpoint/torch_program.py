@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -105,6 +106,7 @@ def main() -> None:
             "gloo", rank=int(os.environ["RANK"]), world_size=2, store=dist.FileStore(f"{folder}.store", 2)
         )
         save(folder, flat)
+        gc.collect()  # cycles keep the group, whose threads would call into an interpreter that is ending
         dist.destroy_process_group()
     else:
         go_on(folder, flat)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 SCRIPT = """
 import threading
 import shardwright as smp
 import torch
 
-smp.init(pipeline_parallel_degree=1)
+smp.init(pipeline_parallel_degree=2)
 
 def compile_one():
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
@@ -24,7 +25,10 @@ compile_one()
 """
 
 
-def test_compiling_in_a_thread_that_has_ended_leaves_torch_whole() -> None:
+def test_compiling_in_a_thread_that_has_ended_leaves_torch_whole(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
     # glibc overwrites what is freed, so that using it again crashes at once.
     environment = {**os.environ, "MALLOC_PERTURB_": "165"}
-    subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, timeout=120)
+    command = [sys.executable, "-m", "shardwright", "run", "--ranks", "2", str(script)]
+    subprocess.run(command, env=environment, check=True, timeout=120)
