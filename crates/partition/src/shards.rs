@@ -5,8 +5,9 @@ use std::cmp::Reverse;
 /// Cuts lie at multiples of this many elements where that is precise enough: vectorized kernels compute the elements
 /// before the cut as they would without it.
 const ALIGNMENT: u64 = 64;
-/// How far a cut may be from the even one, as a fraction of a rank's share: a share has two ends, and so is within 4%.
-const TOLERANCE: u128 = 50;
+/// How far a cut may be from the even one, as a fraction of a rank's share: a share has two ends, and so is within 2%,
+/// and two shares differ by at most 4%.
+const TOLERANCE: u128 = 100;
 
 /// A parameter to be divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
