@@ -60,11 +60,13 @@ impl Machine {
     }
 
     /// While a step runs in which this rank has nothing to do: when it made progress last, and how long ago. What a
-    /// program holds back has a report of its own.
+    /// program holds back has a report of its own. A thread that is to come up, or comes up, will do something.
     pub fn idle_in_step(&self, now: Duration) -> Option<(Duration, Duration)> {
         let idle = self.stage == Stage::Running
             && self.turn == Turn::Free
             && self.main_blocked
+            && self.start == Start::NotWanted
+            && !self.main_has_work()
             && self.first_held().is_none();
         let last = self.stall.last_here();
         idle.then(|| (last, now.saturating_sub(last)))

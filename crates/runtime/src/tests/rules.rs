@@ -1,10 +1,10 @@
 //! Single rules of the machine about steps, failures and tasks, event by event.
 
-use shardwright_core::{Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Message, Response, ResponseOutcome, Value};
+use shardwright_core::{MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_wire::{Message, Phase, Response, ResponseOutcome, Value};
 
 use super::alone::*;
-use super::rig::body;
+use super::rig::{body, forward, new_request};
 use crate::{FailureKind, Grant, LocalError, MainEvent, ServerError, Task};
 
 #[test]
@@ -188,4 +188,25 @@ fn a_task_that_ends_without_its_answer_fails_the_step() {
         "{}",
         failed.report.message
     );
+}
+
+#[test]
+fn a_rank_whose_worker_comes_up_is_not_idle() {
+    // EX-2: on a loaded machine the thread may take long, and other ranks wait for what it will do.
+    let mut root = machine(0);
+    enter(&mut root, 1).unwrap();
+    root.block_main(true);
+    assert_eq!(root.idle_in_step(at(5)), None, "a worker is wanted");
+    let Some(MainEvent::StartWorker(worker)) = root.poll_main(at(5)) else {
+        panic!("a worker is needed")
+    };
+    assert_eq!(root.idle_in_step(at(9)), None, "its thread comes up");
+    root.worker_returns(worker, at(9)).unwrap();
+    let _task = root.take_grant(worker);
+    let request = new_request(forward(1), MicrobatchId(0), Value::None);
+    let id = root
+        .send_request(Some(worker), Rank(1), request, at(9))
+        .unwrap();
+    root.wait(worker, &[id], Phase::Forward, at(9)).unwrap();
+    assert_eq!(root.idle_in_step(at(12)), Some((at(9), at(3))));
 }
