@@ -118,7 +118,6 @@ PAIRWISE = (
 )
 WHOLE = (parity("tests.parity"), parity("tests.parity_tp"), parity("tests.parity_memory"))
 QUICK = (python("not gpu and not slow"), rust, *PAIRWISE)
-WHOLE_PARITY = (python("not gpu and not slow"), rust, *WHOLE)
 ALL = (python("not gpu"), rust, *WHOLE)
 #: Parts that run at once: ranks wait for one another half of the time.
 LANES = 2
@@ -166,7 +165,6 @@ def main() -> int:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
     parser.add_argument("--all", action="store_true", help="slow tests and whole parity tables too")
-    parser.add_argument("--whole-parity", action="store_true", help="whole parity tables, and no slow tests")
     parser.add_argument("--repeat", type=int, metavar="TIMES", help="run the tests named so often instead")
     parser.add_argument("tests", nargs="*", help="files, folders or tests to repeat; all by default")
     given = parser.parse_args()
@@ -175,7 +173,7 @@ def main() -> int:
     build_hostile_member()
     if given.repeat:
         return repeat(given.repeat, given.tests)
-    return run_parts(ALL if given.all else WHOLE_PARITY if given.whole_parity else QUICK)
+    return run_parts(ALL if given.all else QUICK)
 
 
 if __name__ == "__main__":
