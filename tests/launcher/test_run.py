@@ -152,4 +152,5 @@ def test_under_a_launcher_nothing_is_said_of_starting(tmp_path: Path) -> None:
     result = run(tmp_path, TRAINED, "--ranks", "3", "script.py")
     assert result.returncode == 1
     assert "world size 3 is not divisible" in result.stderr
+    assert "; start 2 ranks, or a multiple of 2\n" in result.stderr
     assert "start it as" not in result.stderr
