@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,6 +108,18 @@ def test_a_signal_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None
     while any(Path(f"/proc/{rank}").exists() for rank in ranks):
         assert time.monotonic() < deadline, "a rank is left"
         time.sleep(0.05)
+
+
+def test_a_port_that_is_in_use_is_told_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = run(tmp_path, TOLD, "--ranks", "2", "--master-port", port, "script.py")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    told = result.stderr.splitlines()[-1]
+    assert told.startswith(f"shardwright run: the ranks cannot meet at 127.0.0.1:{port}: ")
+    assert told.endswith("address already in use; leave --master-port out, or give a free port")
+    assert result.stdout == ""
 
 
 def test_misuse_is_told_and_help_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
