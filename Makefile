@@ -220,7 +220,7 @@ gpu-test: setup ## the tests and measurements that need a CUDA device
 	@$(PYTHON) -m pytest --quiet -m gpu
 	@$(PYTHON) -m benches.overhead --device cuda $(ARGS)
 
-wheel: setup ## build the wheel, install it into an empty environment and train with it
+wheel: setup ## build the wheels, install them into an empty environment and train with them
 	@tools/wheel.sh
 
 first-minutes: setup ## from the wheel, in an empty directory: install, a script, a notebook; writes docs/guide/first-minutes.md

@@ -91,7 +91,7 @@ def main() -> None:
 
     losses = []
     start = time.perf_counter()
-    progress = tqdm(range(args.steps), unit="step", disable=quiet, mininterval=1.0)
+    progress = tqdm(range(args.steps), unit="step", disable=quiet or None, mininterval=1.0)  # None: on a terminal only
     for step in progress:
         offsets = torch.randint(len(text) - args.sequence_length, (args.batch_size, 1), generator=sampler)
         ids = text[offsets[smp.dp_rank() :: smp.dp_size()] + window].to(device)
@@ -101,8 +101,14 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         losses.append(loss.reduce_mean().item())
-        tokens_per_s = (step + 1) * args.batch_size * args.sequence_length / (time.perf_counter() - start)
-        progress.set_postfix(loss=f"{losses[-1]:.3f}", tokens_per_s=f"{tokens_per_s:.0f}", refresh=False)
+        step_seconds = (time.perf_counter() - start) / (step + 1)
+        tokens_per_s = args.batch_size * args.sequence_length / step_seconds
+        shown = {
+            "loss": f"{losses[-1]:.3f}",
+            "step_ms": f"{1e3 * step_seconds:.1f}",
+            "tokens_per_s": f"{tokens_per_s:.0f}",
+        }
+        progress.set_postfix(shown, refresh=False)
     seconds = time.perf_counter() - start
     smp.trace("out/timeline")(train_step)(model, ids)  # one more step, for the pictures
 

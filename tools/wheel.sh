@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the wheel into dist/, installs it into an empty environment and trains the example with it on two ranks.
+# Builds the wheels into dist/, installs them into an empty environment and trains the example there on two ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rm -rf dist
 # A target folder of its own: maturin's flags would make the ordinary build start over, and the other way round.
 .venv/bin/maturin build --release --locked --quiet --target-dir target/wheel --out dist >&2
-wheel=$(ls dist/*.whl)
+wheel=$(ls dist/shardwright-*.whl)
 
 environment=out/wheel-environment
 tools/uv.sh venv --quiet --clear --no-python-downloads --python .venv/bin/python "$environment" >&2
@@ -14,6 +14,7 @@ tools/uv.sh pip install --quiet --python "$environment/bin/python" --constraint 
 unset PYTHONPATH
 export OMP_NUM_THREADS=1 SM_HP_MP_PARAMETERS='{"pipeline_parallel_degree": 2}'
 "$environment/bin/shardwright" doctor >&2
+tools/compat_wheel.sh "$environment"
 script=$PWD/examples/train_gpt.py
 cd "$environment"
 report=$(bin/python -m torch.distributed.run --standalone --nproc-per-node 2 "$script" --steps 40 | tail -n 1)

@@ -91,9 +91,10 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     try:
         check_world(cfg, launch.world_size, config, keys, os.environ)
     except ConfigError as error:
-        if launch.launcher != "single":
-            raise
-        raise ConfigError(f"{error}; {how_to_start(_ranks_of_replica(cfg))}") from None
+        fitting = _ranks_of_replica(cfg)
+        if launch.launcher == "single":
+            raise ConfigError(f"{error}; {how_to_start(fitting)}") from None
+        raise ConfigError(f"{error}; start {fitting} ranks, or a multiple of {fitting}") from None
     topology = _core.Topology(
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
     )

@@ -48,6 +48,8 @@ def srun(words: list[str]) -> int:
     """Run tasks with the variables that srun sets."""
     assert words[0] == "--kill-on-bad-exit=1"
     tasks = json.loads(os.environ["STAND_IN"])["tasks"]
+    # Since Slurm 22.05, srun does not take the number of processors of a task from sbatch's variable.
+    assert os.environ["SRUN_CPUS_PER_TASK"] == os.environ["SLURM_CPUS_PER_TASK"]
 
     def environment(rank: int, host: int, local: int) -> dict[str, str]:
         own = {

@@ -1,15 +1,12 @@
-"""The recipes for clusters start jobs, and their manifests say what they have to."""
+"""The recipes for clusters start jobs, and the image is what they need."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from tests.jobs.ports import next_port
 
@@ -74,66 +71,6 @@ def test_scripts_are_executable_and_bash_reads_them(recipe: Path) -> None:
     assert text.startswith("#!/usr/bin/env bash\n")
     assert "set -euo pipefail" in text
     subprocess.run(["bash", "-n", recipe], check=True, timeout=30)
-
-
-def documents() -> dict[str, Any]:
-    return {one["kind"]: one for one in yaml.safe_load_all((RECIPES / "jobset.yaml").read_text())}
-
-
-def test_the_jobset_starts_as_many_agents_as_pods_and_all_meet_at_the_first() -> None:
-    jobset = documents()["JobSet"]
-    assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    name = jobset["metadata"]["name"]
-    (replicated,) = jobset["spec"]["replicatedJobs"]
-    job = replicated["template"]["spec"]
-    assert replicated["replicas"] == 1
-    assert job["completionMode"] == "Indexed"
-    assert job["backoffLimit"] == 0
-    (container,) = job["template"]["spec"]["containers"]
-    (line,) = container["args"]
-    words = shlex.split(line)
-    options = dict(zip(words[2:12:2], words[3:12:2], strict=True))
-    assert words[:2] == ["exec", "torchrun"]
-    assert int(options["--nnodes"]) == job["parallelism"] == job["completions"]
-    assert options["--node-rank"] == "$JOB_COMPLETION_INDEX"
-    assert options["--master-addr"] == f"{name}-{replicated['name']}-0-0.{name}"
-    assert 1024 < int(options["--master-port"]) < 32768  # below the ports of outgoing connections
-
-
-def test_the_pods_get_the_secret_shared_memory_and_a_common_folder() -> None:
-    spec = documents()["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    variables = {one["name"]: one for one in container["env"]}
-    assert "secretKeyRef" in variables["SHARDWRIGHT_SECRET"]["valueFrom"]
-    volumes = {one["name"]: one for one in spec["volumes"]}
-    mounted = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
-    assert mounted["/dev/shm"]["emptyDir"]["medium"] == "Memory"
-    assert "persistentVolumeClaim" in mounted["/checkpoints"]
-    assert "--folder /checkpoints/" in container["args"][0]
-    assert spec["restartPolicy"] == "Never"
-    assert spec["securityContext"]["runAsNonRoot"]
-
-
-def test_the_keys_of_the_manifest_are_keys_of_the_library() -> None:
-    import shardwright as smp
-
-    spec = documents()["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    (value,) = [one["value"] for one in spec["containers"][0]["env"] if one["name"] == "SM_HP_MP_PARAMETERS"]
-    smp.init(yaml.safe_load(value))
-    try:
-        assert smp.state.cfg.connect_timeout_seconds == 600
-        assert smp.state.cfg.encrypt
-    finally:
-        smp.shutdown()
-
-
-def test_only_pods_of_the_job_reach_its_ports() -> None:
-    kinds = documents()
-    labels = {"jobset.sigs.k8s.io/jobset-name": kinds["JobSet"]["metadata"]["name"]}
-    policy = kinds["NetworkPolicy"]["spec"]
-    assert policy["podSelector"]["matchLabels"] == labels
-    assert policy["policyTypes"] == ["Ingress"]
-    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ class Step(NamedTuple):
         command: As it is typed.
         status: The exit status that it has to have.
         told: What its output has to hold.
+        untold: What it must not hold.
         shown: What of its output is shown: ``None`` for all, else the lines that hold one of these.
     """
 
@@ -33,6 +34,7 @@ class Step(NamedTuple):
     command: str
     status: int = 0
     told: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
     shown: tuple[str, ...] | None = None
 
 
@@ -60,6 +62,7 @@ INSTALLED = (
         "As it says",
         "shardwright run --ranks 2 script.py",
         told=("Partition assignments", "\n0 ", "\n1 "),
+        untold=("differs", "Warning", "Traceback"),
     ),
     Step(
         "A notebook, by nbclient",
@@ -111,6 +114,8 @@ def perform(step: Step, folder: Path, environment: Mapping[str, str]) -> Done:
         why = f"it ended with {status}, not {step.status}"
     elif missing := [text for text in step.told if text not in f"\n{output}"]:
         why = f"it does not say {missing[0]!r}"
+    elif unwanted := [text for text in step.untold if text in output]:
+        why = f"it says {unwanted[0]!r}"
     return Done(step, output, time.monotonic() - began, why)
 
 

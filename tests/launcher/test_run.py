@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -109,6 +110,18 @@ def test_a_signal_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None
         time.sleep(0.05)
 
 
+def test_a_port_that_is_in_use_is_told_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = run(tmp_path, TOLD, "--ranks", "2", "--master-port", port, "script.py")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    told = result.stderr.splitlines()[-1]
+    assert told.startswith(f"shardwright run: the ranks cannot meet at 127.0.0.1:{port}: ")
+    assert told.endswith("address already in use; leave --master-port out, or give a free port")
+    assert result.stdout == ""
+
+
 def test_misuse_is_told_and_help_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--ranks", "2", str(tmp_path / "none.py")]) == 2
     assert capsys.readouterr().err == f"shardwright run: there is no file '{tmp_path / 'none.py'}'\n"
@@ -152,4 +165,5 @@ def test_under_a_launcher_nothing_is_said_of_starting(tmp_path: Path) -> None:
     result = run(tmp_path, TRAINED, "--ranks", "3", "script.py")
     assert result.returncode == 1
     assert "world size 3 is not divisible" in result.stderr
+    assert "; start 2 ranks, or a multiple of 2\n" in result.stderr
     assert "start it as" not in result.stderr

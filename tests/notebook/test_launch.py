@@ -111,6 +111,17 @@ def test_what_the_notebook_has_is_there_and_stays_as_it_is(capfd: pytest.Capture
     assert sorted(shown.err.splitlines()) == ["[rank 0] from a child", "[rank 1] from a child"]
 
 
+def test_a_progress_bar_is_shown_as_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown() -> None:
+        for piece in ("\r 0%", "\r 50%", "\r100%\n", "windows\r\n", "\n", "rest\r"):
+            os.write(2, piece.encode())
+            time.sleep(0.05)
+
+    launch(shown, ranks=1)
+    bar = "[rank 0]  0%\r[rank 0]  50%\r[rank 0] 100%\n"
+    assert capsys.readouterr().err == f"{bar}[rank 0] windows\n[rank 0] \n[rank 0] rest\n"
+
+
 def test_large_results_and_much_output_pass(capsys: pytest.CaptureFixture[str]) -> None:
     def told() -> torch.Tensor:
         print("x" * 300_000)
@@ -170,6 +181,16 @@ def test_an_interrupt_ends_the_ranks(tmp_path: Path) -> None:
 def test_a_result_that_cannot_be_pickled_says_what_can() -> None:
     with pytest.raises(smp.RemoteError, match=r"returned a function that cannot be pickled .* return numbers"):
         launch(lambda: lambda: None)
+
+
+class Irretrievable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_a_result_that_cannot_be_unpickled_says_what_can() -> None:
+    with pytest.raises(smp.RemoteError, match=r"cannot be unpickled \(ValueError: .*return numbers"):
+        launch(Irretrievable)
 
 
 def test_no_pipe_is_left_open() -> None:

@@ -371,3 +371,27 @@ def test_the_table_shows_runs_of_layers_as_one() -> None:
     console = Console(width=160, record=True, file=io.StringIO())
     render(decided(Deep(), torch.ones(1, 4)), console)
     assert "layers.4-7" in console.export_text()
+
+
+def test_a_reason_to_keep_modules_together_is_told_once_not_for_every_layer() -> None:
+    """As with adapters, of which every layer has several."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.outer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.outer(x) @ self.inner.weight
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    decision = decided(nn.Sequential(*(Layer() for _ in range(6)), Reads("attribute")), torch.ones(1, 4))
+    assert len(decision.joins) == 7
+    render(decision, console)
+    told = [line.rstrip() for line in console.export_text().splitlines() if line.startswith("kept together")]
+    assert told == [
+        f"kept together: 0 and 0.inner: the first {decision.joins[0].reason}; so are 5 more pairs of Layer and Linear, "
+        "for the same reason",
+        f"kept together: 6 and 6.far: the first {decision.joins[6].reason}",
+    ]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from shardwright.speed.figures import RankTime, speed_line
+from shardwright.speed.figures import Division, RankTime, speed_line
 
 from tests.jobs.ranks import run_ranks
 
@@ -75,15 +75,47 @@ def test_fewer_steps_say_nothing_and_a_toy_is_told_that_dividing_does_not_pay(tm
 
 
 def test_the_numbers_are_means_over_ranks_and_sums_of_computing() -> None:
+    two = Division(pipeline=2, tensor=1, microbatches=4)
     ranks = [RankTime(5, 10.0, 6.0, 3.0, 0.5), RankTime(5, 10.0, 8.0, 1.0, 0.5)]
-    assert speed_line(ranks) == (
+    assert speed_line(ranks, two) == (
         "a step takes 2.00 s on 2 ranks, of which they compute 70%, wait 20%, move data 5% and need 5% for the rest; "
         "one rank alone would take at most about 2.80 s, 1.4 times as long"
     )
     even = [RankTime(5, 10.0, 6.0, 3.0, 0.5)] * 2
-    assert "take at most about 2.40 s: dividing this model hardly pays in time" in speed_line(even)
+    assert "take at most about 2.40 s: dividing this model hardly pays in time" in speed_line(even, two)
     slow = [RankTime(5, 0.05, 0.01, 0.02, 0.01)] * 2
-    assert "take at most about 4.0 ms: dividing this model does not pay in time" in speed_line(slow)
+    assert "take at most about 4.0 ms: dividing this model does not pay in time" in speed_line(slow, two)
+
+
+def test_where_dividing_does_not_pay_the_degree_that_is_fastest_is_named() -> None:
+    toy = [RankTime(5, 5.0, 0.1, 4.0, 0.1)] * 4
+    end = speed_line(toy, Division(4, 1, 4)).partition(": ")[2]
+    assert end == (
+        "dividing this model does not pay in time; if it fits in the memory of one rank, pipeline_parallel_degree 1 is "
+        "better"
+    )
+    # Of 0.96 s that four ranks compute together: at degree 2 and with 8 microbatches 0.54 s, and one boundary.
+    deep = [RankTime(5, 5.0, 1.2, 3.0, 0.1)] * 4
+    busy = 0.96 / 4 * 11 / 8
+    expected = 0.96 / 2 * 9 / 8 + (1.0 - busy) / 3
+    assert Division(4, 1, 8).seconds(0.96, 1.0) == pytest.approx({1: 0.96, 2: expected})
+    end = speed_line(deep, Division(4, 1, 8)).partition(": ")[2]
+    assert end == (
+        f"dividing this model does not pay in time; pipeline_parallel_degree 2 is better, with steps of about "
+        f"{expected * 1e3:.1f} ms"
+    )
+
+
+def test_replicas_do_not_make_a_division_pay() -> None:
+    """Two replicas of two ranks: an undivided model would compute its replica's part of the batch."""
+    ranks = [RankTime(5, 5.0, 2.0, 2.0, 0.5)] * 4
+    assert "one rank alone would take at most about 1.60 s: dividing this model does not pay" in speed_line(
+        ranks, Division(2, 1, 4)
+    )
+    assert speed_line(ranks, Division(4, 1, 4)).endswith("1.60 s, 1.6 times as long")
+    halves = Division(2, 2, 4)
+    assert halves.seconds(1.6, 1.0) == {1: 0.8}
+    assert speed_line(ranks, halves).endswith("1.60 s, 1.6 times as long")
 
 
 @pytest.mark.parametrize("sending", [0.0, 0.5, 4.0])

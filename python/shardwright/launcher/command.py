@@ -67,8 +67,10 @@ def _number_of_ranks(text: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the ranks to their end, and return the exit status of the first that failed, or 0."""
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.run import run
 
     made = parser()
@@ -86,6 +88,8 @@ def main(arguments: Sequence[str]) -> int:
         return _ended(rank, failure.exitcode)
     except SignalException as error:
         return _ended(None, -int(error.sigval))
+    except (DistError, RendezvousError) as error:
+        return _not_met(error, given)
     except KeyboardInterrupt:  # before the ranks were there
         return _ended(None, -2)
     return 0
@@ -107,6 +111,15 @@ def _choose_meeting(made: argparse.ArgumentParser, given: argparse.Namespace) ->
         given.standalone = True
     elif given.rdzv_endpoint and not is_given("rdzv_backend") and not is_given("node_rank"):
         given.rdzv_backend = "c10d"  # torchrun's default takes every host without a node rank for the first
+
+
+def _not_met(error: Exception, given: argparse.Namespace) -> int:
+    """Say that the store at which ranks meet could not be made or reached, and return the exit status."""
+    first_line = str(error).partition("\n")[0]
+    where = given.rdzv_endpoint or f"{given.master_addr}:{given.master_port}"
+    advice = "leave --master-port out, or give a free port" if "EADDRINUSE" in first_line else "is its host there?"
+    sys.stderr.write(f"shardwright run: the ranks cannot meet at {where}: {first_line}; {advice}\n")
+    return 1
 
 
 def _ended(rank: int | None, code: int) -> int:

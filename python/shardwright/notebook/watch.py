@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import selectors
 import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from shardwright.errors import RemoteError
 from shardwright.failure_text import FailureText
@@ -20,6 +21,8 @@ from shardwright.notebook.rank import Failure, Pipes
 END_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _READ_BYTES = 1 << 16
+#: The end of a line, or of a state of a progress bar that the next one is written over.
+_END = re.compile(rb"\r*\n|\r+(?![\r\n]|\Z)")
 
 
 class Watched:
@@ -70,18 +73,24 @@ class Watched:
         return bool(got)
 
     def _show(self, pipe: int, got: bytes) -> None:
-        """Show lines, and at the end of the stream what is left of one."""
+        """Show whole lines and states of progress bars, and at the end of the stream what is left of one."""
         buffer = self._lines[pipe]
         buffer += got
-        whole, newline, rest = buffer.rpartition(b"\n")
-        if not got:
-            whole, rest = buffer, bytearray()
         stream = sys.stdout if self._pipes[pipe] == "out" else sys.stderr
-        if newline or (whole and not got):
-            for line in whole.decode(errors="backslashreplace").rstrip("\n").split("\n"):
-                stream.write(f"[rank {self.rank}] {line}\n")
-            stream.flush()
-        self._lines[pipe] = rest
+        shown = 0
+        for found in _END.finditer(bytes(buffer)):
+            line, whole = buffer[shown : found.start()], found[0].endswith(b"\n")
+            shown = found.end()
+            if line or whole:  # a bar begins by going back to the start of the line
+                self._write(stream, line, "\n" if whole else "\r")
+        del buffer[:shown]
+        if not got and buffer:
+            self._write(stream, buffer.rstrip(b"\r"), "\n")
+            buffer.clear()
+        stream.flush()
+
+    def _write(self, stream: TextIO, line: bytes | bytearray, end: str) -> None:
+        stream.write(f"[rank {self.rank}] {line.decode(errors='backslashreplace')}{end}")
 
     def _close(self, pipe: int) -> None:
         del self._pipes[pipe]
@@ -100,7 +109,16 @@ class Watched:
     def result(self) -> tuple[Any, Failure | None]:
         """Return what the function returned, or how the rank failed."""
         if self._outcome and self.status == 0:
-            result, failure = pickle.loads(self._outcome)
+            try:
+                result, failure = pickle.loads(self._outcome)
+            except Exception as error:
+                message = (
+                    f"what the function returned was pickled, but cannot be unpickled ({type(error).__qualname__}: "
+                    f"{error}); return numbers, tensors, or a state dict"
+                )
+                return None, Failure(
+                    socket.gethostname(), FailureText("UnsupportedValueError", message, ""), follows=False
+                )
             return result, failure
         status = self.status or 0
         how = f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
-from shardwright.partition.decision import Decision
+from shardwright.partition.decision import Decision, JoinReason
 from shardwright.tables import error_console
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("shardwright")
 _MAX_JOINS = 12
+#: The path of a module with the name of an attribute.
+_PATH = re.compile(r"(?:\w+\.)+(\w+)")
 _COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number of modules"}
 
 
@@ -110,13 +113,26 @@ def _notes(decision: Decision) -> list[str]:
     unused = report.get("unused_devices") or []
     if unused:
         notes.append(f"without a module, since the model has too few parts: pp_rank {', '.join(map(str, unused))}")
-    notes += [
-        f"kept together: {_shown(join.modules[0])} and {_shown(join.modules[1])}: the first {join.reason}"
-        for join in decision.joins[:_MAX_JOINS]
-    ]
-    if len(decision.joins) > _MAX_JOINS:
-        notes.append(f"kept together: {len(decision.joins) - _MAX_JOINS} more pairs of modules")
-    return notes
+    return notes + _joins(decision)
+
+
+def _joins(decision: Decision) -> list[str]:
+    """Say why modules are kept together, once for all pairs of the same classes and the same reason."""
+    groups: dict[tuple[str, ...], list[JoinReason]] = {}
+    for join in decision.joins:
+        first, second = (decision.classes.get(path, "") for path in join.modules)
+        # Paths in a reason differ from layer to layer in all but the name of the attribute.
+        groups.setdefault((first, second, _PATH.sub(r"\1", join.reason)), []).append(join)
+    lines = []
+    for (first, second, _), joins in list(groups.items())[:_MAX_JOINS]:
+        example, others = joins[0], len(joins) - 1
+        line = (
+            f"kept together: {_shown(example.modules[0])} and {_shown(example.modules[1])}: the first {example.reason}"
+        )
+        more = f"; so are {others} more pairs of {first} and {second}, for the same reason" if others else ""
+        lines.append(line + more)
+    left_out = sum(len(joins) for joins in list(groups.values())[_MAX_JOINS:])
+    return lines + [f"kept together: {left_out} more pairs of modules"] * (left_out > 0)
 
 
 def _shown(path: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import receive_on, send_on
-from shardwright.speed.figures import RankTime, speed_line
+from shardwright.speed.figures import Division, RankTime, speed_line
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -59,4 +59,6 @@ class SpeedAnnouncement:
         except (ShardwrightError, TimeoutError) as error:
             runtime.logger.info("the speed of steps is not said: %s", error)
             return
-        runtime.progress.say(speed_line([self._own, *others]))
+        place = runtime.place
+        division = Division(place.pp_size, place.cfg.tensor_parallel_degree, place.cfg.microbatches)
+        runtime.progress.say(speed_line([self._own, *others], division))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from shardwright.job.exchange import Gathers
 from shardwright.job.runtime import Runtime
 from shardwright.job.waiting import GroupCall, Wait
+from shardwright.stalls.picture import picture
 
 #: After how long a wait this rank asks the others where they are.
 _ASK_SECONDS = 0.5
@@ -24,7 +25,7 @@ class Ranks(Protocol):
         """Send a message to the reporter of another rank; whether it is there."""
 
     def describe(self) -> str:
-        """What this rank does, with stacks."""
+        """What this rank does, and where its code is."""
 
     def script_line(self) -> str:
         """Where the script is."""
@@ -37,7 +38,7 @@ class _Answer(NamedTuple):
         came: Whether it has made the call.
         never: Why it cannot make it any more; empty if it may.
         line: Where its script is.
-        text: What it does, with stacks, if that was asked for.
+        text: What it does, if that was asked for.
     """
 
     came: bool
@@ -185,12 +186,12 @@ class LoneCalls:
         own = self._runtime.place.rank
         told = " and ".join(f"rank {rank} {why}" for rank, why in sorted(asking.never.items()))
         texts = {own: self._ranks.describe(), **{rank: one.text for rank, one in asking.answers.items() if one.text}}
-        listed = "\n".join(texts[rank] for rank in sorted(texts))
+        shown = picture(texts[rank] for rank in sorted(texts))
         call = asking.call
         self._asking = None
         self._end(
             self._runtime.step.number,
-            f"rank {own} is in {call.operation}, and {told}: {call.advice}; state of all ranks:\n{listed}",
+            f"rank {own} is in {call.operation}, and {told}: {call.advice}; state of all ranks:\n{shown}",
         )
 
     def _warn(self, asking: _Asking, seconds: float) -> None:

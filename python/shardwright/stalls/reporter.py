@@ -1,27 +1,20 @@
-"""Stall reports: after a long wait, one message shows what every rank does and the Python stacks of its threads."""
+"""Stall reports: after a long wait, one message shows what every rank does and where its code is."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import sysconfig
 import threading
 import time
-import traceback
-from types import FrameType
 from typing import Any, NamedTuple
-
-import torch
 
 from shardwright import _core
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
 from shardwright.execution.worker import WorkerPool
-from shardwright.failure_text import sendable
 from shardwright.job.exchange import Gathers
 from shardwright.job.objects import send_on
 from shardwright.job.runtime import Runtime
 from shardwright.stalls.lone_calls import LoneCalls
+from shardwright.stalls.picture import describe, picture, script_place, split_ranks
 from shardwright.stalls.wait_state import wait_state_of
 from shardwright.values import decode
 
@@ -32,14 +25,6 @@ _POLL_SECONDS = 0.25
 _ANSWER_SECONDS = 3.0
 #: Rank r takes over from rank 0 if no report has begun after this long times r.
 _SUBSTITUTE_SECONDS = 5.0
-_MAX_CALLS = 12
-#: Where libraries are, and code that has no file.
-_LIBRARIES = (
-    os.path.dirname(os.path.dirname(torch.__file__)),
-    os.path.dirname(_core.__file__),
-    sysconfig.get_path("stdlib"),
-    "<",
-)
 
 
 class _EndlessWait(NamedTuple):
@@ -146,7 +131,8 @@ class StallReporter:
         runtime[Gathers].reset(number)
         text = (
             "deadlock: all ranks wait for each other (is a function that all ranks must call, such as state_dict, "
-            f"save, barrier or a step function, called by some ranks only?); state of all ranks:\n{proof}"
+            f"save, barrier or a step function, called by some ranks only?); state of all ranks:\n"
+            f"{picture(split_ranks(proof))}"
         )
         if wait_id is not None and wait_id[0] == "wait":
             self._end_wait(wait_id[1], text)
@@ -252,8 +238,8 @@ class StallReporter:
         self._last = time.monotonic()
         texts = {rank: self._answers.get(rank) or self._missing_answer(rank) for rank in self._others}
         texts[self._runtime.place.rank] = self.describe()
-        listed = "\n".join(texts[rank] for rank in sorted(texts))
-        self._runtime.logger.warning("a rank has been waiting for a long time; state of all ranks:\n%s", listed)
+        shown = picture(texts[rank] for rank in sorted(texts))
+        self._runtime.logger.warning("a rank has been waiting for a long time; state of all ranks:\n%s", shown)
 
     def _missing_answer(self, rank: int) -> str:
         heard = self._runtime.server.describe(rank)
@@ -276,35 +262,9 @@ class StallReporter:
         return True
 
     def describe(self) -> str:
-        """Describe what this rank does, with the Python stacks of its script and its tasks."""
-        runtime = self._runtime
-        lines = [runtime.describe()]
-        frames = sys._current_frames()
-        threads = {self._script: "the script"}
-        for thread, task in list(runtime[WorkerPool].running.items()):
-            what = "the step function" if task.module is None else f"module {task.module!r}"
-            threads[thread] = f"{what}, {task.phase}, microbatch {task.microbatch} (worker {task.worker})"
-        for thread, name in threads.items():
-            frame = frames.get(thread)
-            if frame is not None:
-                lines += [f"  stack of {name}:", *_stack(frame)]
-        return "\n".join(lines)
+        """Describe what this rank does, and where its script and its tasks are."""
+        return describe(self._runtime, self._script)
 
     def script_line(self) -> str:
-        """Where the script is: the innermost line that is not of a library."""
-        frame = sys._current_frames().get(self._script)
-        while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-            frame = frame.f_back
-        if frame is None:
-            return "at an unknown place"
-        return sendable(f"at {frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}")
-
-
-def _stack(frame: FrameType) -> list[str]:
-    calls = traceback.extract_stack(frame)
-    lines = [f"    ({len(calls) - _MAX_CALLS} outer calls)"] if len(calls) > _MAX_CALLS else []
-    for call in calls[-_MAX_CALLS:]:
-        lines.append(f'    File "{call.filename}", line {call.lineno}, in {call.name}')
-        if call.line:
-            lines.append(f"      {call.line}")
-    return [sendable(line) for line in lines]
+        """Where the script is."""
+        return script_place(self._script)

@@ -11,6 +11,9 @@ use super::workers::WorkerState;
 use super::{Machine, Stage};
 use crate::failure::FailureKind;
 
+/// So many microbatches that wait are described, and the others are counted.
+const DESCRIBED_WAITS: usize = 3;
+
 #[derive(Debug, Default)]
 pub(super) struct StallWatch {
     /// The last progress on this rank.
@@ -110,21 +113,24 @@ impl Machine {
             self.config.rank,
             self.host(self.config.rank)
         );
-        let mut waits = 0;
+        let mut waits = 0_usize;
         for (index, worker) in self
             .workers
             .iter()
             .enumerate()
             .filter(|(_, worker)| worker.is_pending())
         {
+            let separator = if waits == 0 { ':' } else { ';' };
+            waits += 1;
+            if waits > DESCRIBED_WAITS {
+                continue;
+            }
             let id = WorkerId(index as u32);
             let seconds = now.saturating_sub(worker.since).as_secs_f64();
             let microbatch = worker
                 .task
                 .map(|task| task.microbatch.0)
                 .unwrap_or_default();
-            let separator = if waits == 0 { ':' } else { ';' };
-            waits += 1;
             write_to(
                 &mut text,
                 format_args!(
@@ -138,6 +144,10 @@ impl Machine {
                 }
                 _ => self.write_awaited(&mut text, id),
             }
+        }
+        if waits > DESCRIBED_WAITS {
+            let more = waits - DESCRIBED_WAITS;
+            write_to(&mut text, format_args!("; more microbatches that wait: {more}"));
         }
         if waits == 0 {
             let waited = now.saturating_sub(self.stall.here).as_secs_f64();

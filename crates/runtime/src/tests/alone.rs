@@ -95,24 +95,29 @@ pub(super) fn aborts_sent(machine: &mut Machine) -> usize {
 
 /// A root whose only worker waits for request 1 to rank 1.
 pub(super) fn waiting_root() -> Machine {
+    root_that_waits(1)
+}
+
+/// A root with so many workers, each with a microbatch, that wait for requests to rank 1.
+pub(super) fn root_that_waits(num_microbatches: u32) -> Machine {
     let mut root = machine(0);
-    enter(&mut root, 1).unwrap();
-    let Some(MainEvent::StartWorker(worker)) = root.poll_main(at(0)) else {
-        panic!("a worker is needed")
-    };
-    root.worker_returns(worker, at(0)).unwrap();
-    let task = root.take_grant(worker);
-    assert_eq!(
-        task,
-        Some(Grant::Task(Task::Root {
-            microbatch: MicrobatchId(0)
-        }))
-    );
-    let request = new_request(forward(1), MicrobatchId(0), Value::None);
-    let id = root
-        .send_request(Some(worker), Rank(1), request, at(0))
+    root.begin_step(plan(1, "train_step", num_microbatches), at(0))
         .unwrap();
-    root.wait(worker, &[id], Phase::Forward, at(0)).unwrap();
+    root.enter_main(at(0));
+    for number in 0..num_microbatches {
+        let microbatch = MicrobatchId(number);
+        let Some(MainEvent::StartWorker(worker)) = root.poll_main(at(0)) else {
+            panic!("a worker is needed")
+        };
+        root.worker_returns(worker, at(0)).unwrap();
+        let task = root.take_grant(worker);
+        assert_eq!(task, Some(Grant::Task(Task::Root { microbatch })));
+        let request = new_request(forward(1), microbatch, Value::None);
+        let id = root
+            .send_request(Some(worker), Rank(1), request, at(0))
+            .unwrap();
+        root.wait(worker, &[id], Phase::Forward, at(0)).unwrap();
+    }
     root
 }
 

@@ -213,6 +213,21 @@ fn a_wait_is_reported_ever_more_rarely_and_says_who_waits_for_whom() {
 }
 
 #[test]
+fn of_many_microbatches_that_wait_a_few_are_described_and_the_others_counted() {
+    let shown = |num_microbatches| {
+        let text = root_that_waits(num_microbatches).describe(at(1));
+        let tail = text.split("; more microbatches that wait: ").nth(1);
+        (
+            text.matches(" has waited 1.0 s for rank 1").count(),
+            tail.map(str::to_owned),
+        )
+    };
+    assert_eq!(shown(1), (1, None));
+    assert_eq!(shown(3), (3, None));
+    assert_eq!(shown(4), (3, Some("1".to_owned())));
+}
+
+#[test]
 fn a_peer_that_leaves_after_the_roots_word_is_not_missed() {
     // EX-10
     let mut third = Machine::new(config(2, &[0, 1, 2], 3));
