@@ -22,7 +22,7 @@ from torch import nn
 
 from tests.trainers.checks import arguments, batches, descended, loss_in_trainer, losses_of, refused
 from tests.trainers.checks import same as within
-from tests.trainers.models import ORIGINAL, VOCABULARY, Samples, data
+from tests.trainers.models import KINDS, ORIGINAL, VOCABULARY, Samples, data
 
 #: In float32, as Trainer adds up losses.
 same = functools.partial(within, bar=1e-6)
@@ -50,7 +50,11 @@ def first(samples: Samples, count: int) -> Samples:
 
 def trainer_of(model: Any, samples: Any, **others: Any) -> Any:
     """A Trainer of transformers; arguments that Trainer takes itself are among the others."""
-    own = {name: others.pop(name) for name in ("callbacks", "optimizers", "data_collator") if name in others}
+    own = {
+        name: others.pop(name)
+        for name in ("callbacks", "optimizers", "data_collator", "eval_dataset")
+        if name in others
+    }
     return transformers.Trainer(model=model, args=arguments(**others), train_dataset=samples, **own)
 
 
@@ -208,6 +212,17 @@ def all_parameters_decay_but_biases_and_norms() -> None:
 @check
 def what_cannot_work_is_refused() -> None:
     model, samples = gpt2()
+    kept = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    torch.manual_seed(0)
+    adapted = trainer_of(
+        KINDS["llama-lora"].build(0.0),
+        samples,
+        eval_dataset=first(samples, 6),
+        load_best_model_at_end=True,
+        output_dir=os.path.join(FOLDER, "adapters"),
+        **kept,
+    )
+    refused(smp.exceptions.CheckpointError, "peft are not loaded", adapted.train)
     refused(smp.exceptions.ConfigError, "sagemaker_mpi_enabled", lambda: huggingface.Trainer(model=model))
     refused(ValueError, "BF16", lambda: trainer_of(model, samples, bf16=True, use_cpu=True))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import sys
 from typing import Any
 
 import shardwright
@@ -76,11 +77,15 @@ _ASKED_FOR, _WRITTEN = "pytorch_model.bin", "model.safetensors"
 @functools.wraps(shardwright.resume_from_checkpoint)
 def resume_from_checkpoint(path: Any, tag: str | None = None, partial: bool = True, **options: Any) -> Any:
     """Load a checkpoint, or the weights in a folder of ``Trainer``; see ``shardwright.resume_from_checkpoint``."""
-    if not partial and tag == _ASKED_FOR and not os.path.exists(os.path.join(path, tag)):
-        from smdistributed.modelparallel.torch._trainer import model_in_training
-
-        model = model_in_training()
-        if model is not None and os.path.exists(os.path.join(path, _WRITTEN)):
+    trainer = sys.modules.get("smdistributed.modelparallel.torch._trainer")  # else there is no Trainer
+    if trainer is not None and not partial and tag == _ASKED_FOR and not os.path.exists(os.path.join(path, tag)):
+        model = trainer.model_in_training()
+        if model is not None:
+            if not os.path.exists(os.path.join(path, _WRITTEN)):
+                raise CheckpointError(
+                    f"{path!r} has neither {_ASKED_FOR} nor {_WRITTEN}; adapters of peft are not loaded by Trainer of "
+                    "transformers on its path for the original library, but by that of shardwright.huggingface"
+                )
             try:
                 model.load_pretrained(path)
             except CheckpointError as error:  # raised on all ranks
