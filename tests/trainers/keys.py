@@ -13,15 +13,18 @@ from typing import Any
 
 import shardwright as smp
 import torch
+import transformers
 from shardwright import huggingface
+from transformers.utils import is_sagemaker_mp_enabled
 
-from tests.trainers.models import KINDS, data
+from tests.trainers.models import KINDS, ORIGINAL, data
 
 
 def trainer_of(folder: str) -> Any:
-    """A Trainer of GPT-2."""
+    """A Trainer of GPT-2; that of transformers on its path for the original library."""
     torch.manual_seed(0)
-    model, (samples, _) = KINDS["gpt2"].build(0.0), data(KINDS["gpt2"], torch.float32)
+    kinds, kind = (transformers, ORIGINAL["smp-gpt2"]) if is_sagemaker_mp_enabled() else (huggingface, KINDS["gpt2"])
+    model, (samples, _) = kind.build(0.0), data(kind, torch.float32)
     args = huggingface.TrainingArguments(
         folder,
         per_device_train_batch_size=4 // smp.rdp_size(),
@@ -34,7 +37,7 @@ def trainer_of(folder: str) -> Any:
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    return huggingface.Trainer(model=model, args=args, train_dataset=samples)
+    return kinds.Trainer(model=model, args=args, train_dataset=samples)
 
 
 def main() -> None:

@@ -41,6 +41,12 @@ class Layout:
             "deterministic_server": True,
         }
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The same, as the launcher of the original library says it."""
+        config = self.config
+        return {"partitions": config.pop("pipeline_parallel_degree"), **config}
+
 
 LAYOUTS = {
     "plain": Layout(),

@@ -73,6 +73,13 @@ def _text(generator: torch.Generator, dtype: torch.dtype) -> dict[str, torch.Ten
     }
 
 
+def _whole_text(generator: torch.Generator, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Text without padding: every sample has as many labels. The first is none, since labels are shifted."""
+    ids = torch.randint(2, VOCABULARY, (LENGTH,), generator=generator)
+    labels = torch.cat([torch.tensor([-100]), ids[1:]])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
 def _of_text(prediction: Any) -> dict[str, float]:
     logits, labels = prediction.predictions, prediction.label_ids
     hits = logits[:, :-1].argmax(-1) == labels[:, 1:]
@@ -201,3 +208,6 @@ KINDS = {
     "t5": Kind(_t5, _pair, _of_pairs, generates=True, accumulated=1),
     "vit": Kind(_vit, _picture, _of_pictures),
 }
+
+#: What is trained on the path for the original library, where a loss is the mean over microbatches.
+ORIGINAL = {"smp-gpt2": Kind(_gpt2, _whole_text, _of_text), "smp-vit": KINDS["vit"]}

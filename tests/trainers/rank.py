@@ -83,6 +83,7 @@ def trained(trainer: Any) -> dict[str, Any]:
     return {
         "log": seen(trainer),
         "train_loss": result.training_loss,
+        "generates": getattr(trainer.args, "predict_with_generate", False),
         "best": Path(trainer.state.best_model_checkpoint).name,
         "predicted": {key: value for key, value in predicted.metrics.items() if not key.endswith(_TIMES)},
     }

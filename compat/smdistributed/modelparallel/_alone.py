@@ -18,6 +18,8 @@ MODULES = frozenset(
         "torch/__init__",
         "torch/_files",
         "torch/_start",
+        "torch/_steps",
+        "torch/_trainer",
         "torch/amp",
         "torch/exceptions",
         "torch/model",

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 from transformers.trainer_pt_utils import find_batch_size
 
+from shardwright.accelerate.gathering import gathered_objects
 from shardwright.model import DistributedModel
 from shardwright.state import state
 from shardwright.step import StepFunction, StepOutput, step
@@ -100,3 +101,28 @@ def _merged(value: Any, counts: list[float] | None) -> Any:
     counted = [(one, number) for one, number in zip(outputs, counts, strict=True) if number]
     # A part without labels has no mean of its own.
     return sum(one * (number / total) for one, number in counted) if total else value.reduce_mean()
+
+
+def without_fillers(accelerator: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a batch in which samples that fill up the last batch of all replicas have no labels.
+
+    Only whole numbers named ``labels`` and ``shift_labels`` can say that there are none.
+    """
+    state, size = accelerator.gradient_state, samples_in(inputs)
+    kept = state.remainder - accelerator.process_index * size
+    if accelerator.num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0 or kept >= size:
+        return inputs
+    changed = dict(inputs)
+    for name in ("labels", "shift_labels"):
+        labels = inputs.get(name)
+        if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dim() and len(labels) == size:
+            changed[name] = labels.clone()
+            changed[name][max(0, kept) :] = -100
+    return changed
+
+
+def mean_over_replicas(loss: torch.Tensor, count: float) -> torch.Tensor:
+    """Return the mean of the losses of all replicas, each of which counts for as many labels as it has."""
+    told = [(one.to(loss.device), number) for one, number in gathered_objects((loss.detach(), count)) if number]
+    total = sum(number for _, number in told)
+    return sum((one * (number / total) for one, number in told), start=torch.zeros_like(loss)) if told else loss

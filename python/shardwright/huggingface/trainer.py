@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 import transformers
+from transformers.utils.import_utils import is_sagemaker_mp_enabled
 
 from shardwright.accelerate import Accelerator
 from shardwright.accelerate.accelerator import distributed
@@ -16,7 +17,7 @@ from shardwright.accelerate.seat import started
 from shardwright.errors import ConfigError
 from shardwright.huggingface import saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
-from shardwright.huggingface.evaluation import ModelInSteps, samples_in
+from shardwright.huggingface.evaluation import ModelInSteps, mean_over_replicas, samples_in, without_fillers
 from shardwright.huggingface.normalisation import divides_by_number
 from shardwright.job.ranks import local_rank, rank
 from shardwright.model import DistributedModel
@@ -48,6 +49,11 @@ class Trainer(transformers.Trainer):
     def __init__(self, model: Any = None, args: Any = None, *others: Any, **keywords: Any) -> None:
         """Create it, with the arguments of ``transformers.Trainer``."""
         started(f"shardwright.huggingface.{type(self).__name__}")
+        if is_sagemaker_mp_enabled():
+            raise ConfigError(
+                f"shardwright.huggingface.{type(self).__name__} where transformers takes its path for SageMaker's "
+                "library, since SM_FRAMEWORK_PARAMS has sagemaker_mpi_enabled: unset it, or use transformers.Trainer"
+            )
         if isinstance(model, DistributedModel):
             raise ConfigError(
                 "Trainer was given a smp.DistributedModel: give it the model itself, of which it makes one"
@@ -234,10 +240,22 @@ class Trainer(transformers.Trainer):
     # --- evaluation
 
     def prediction_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
-        """Evaluate a batch of this rank in a step; see ``transformers.Trainer``."""
+        """Evaluate a batch of this rank in a step; see ``transformers.Trainer``.
+
+        The loss is that of the samples of all replicas, without those that fill up the last batch.
+        """
+        inputs = without_fillers(self.accelerator, inputs)
         self._find_whether_it_divides(self._prepare_inputs(inputs))
         in_steps: Any = self.model_in_steps
-        return super().prediction_step(in_steps, inputs, *others, **keywords)
+        if self.accelerator.num_processes == 1:
+            return super().prediction_step(in_steps, inputs, *others, **keywords)
+        count, over_replicas = self._count(inputs), self.args.average_tokens_across_devices
+        self.args.average_tokens_across_devices = False  # each replica computes the mean over its own labels
+        try:
+            loss, *outputs = super().prediction_step(in_steps, inputs, *others, **keywords)
+        finally:
+            self.args.average_tokens_across_devices = over_replicas
+        return (loss if loss is None else mean_over_replicas(loss, count), *outputs)
 
     # --- checkpoints
 

@@ -8,7 +8,9 @@ from shardwright import __all__ as _names
 from smdistributed.modelparallel import __version__ as __version__
 from smdistributed.modelparallel.torch import exceptions, patches
 from smdistributed.modelparallel.torch._files import load as load  # type: ignore[assignment]
+from smdistributed.modelparallel.torch._files import resume_from_checkpoint as resume_from_checkpoint  # type: ignore[assignment]
 from smdistributed.modelparallel.torch._files import save as save  # type: ignore[assignment]
 from smdistributed.modelparallel.torch._start import init as init
+from smdistributed.modelparallel.torch._steps import step as step  # type: ignore[no-redef]
 
 __all__ = [*_names, "exceptions", "patches"]

@@ -1,13 +1,15 @@
-"""``smp.save`` and ``smp.load`` with the arguments of the original library."""
+"""``smp.save``, ``smp.load`` and ``smp.resume_from_checkpoint``, as scripts for the original library call them."""
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
+import sys
 from typing import Any
 
 import shardwright
-from shardwright import ConfigError
+from shardwright import CheckpointError, ConfigError
 
 
 def save(
@@ -66,3 +68,43 @@ def load(
     return shardwright.load(
         f, map_location, partial, pickle_module=pickle_module, back_compat=back_compat, v3=of_shards
     )
+
+
+#: The file that Trainer of transformers asks for, and the one that it has written.
+_ASKED_FOR, _WRITTEN = "pytorch_model.bin", "model.safetensors"
+
+
+@functools.wraps(shardwright.resume_from_checkpoint)
+def resume_from_checkpoint(path: Any, tag: str | None = None, partial: bool = True, **options: Any) -> Any:
+    """Load a checkpoint, or the weights in a folder of ``Trainer``; see ``shardwright.resume_from_checkpoint``."""
+    trainer = sys.modules.get("smdistributed.modelparallel.torch._trainer")  # else there is no Trainer
+    if trainer is not None and not partial and tag == _ASKED_FOR and not os.path.exists(os.path.join(path, tag)):
+        model = trainer.model_in_training()
+        if model is not None:
+            if not os.path.exists(os.path.join(path, _WRITTEN)):
+                raise CheckpointError(
+                    f"{path!r} has neither {_ASKED_FOR} nor {_WRITTEN}; adapters of peft are not loaded by Trainer of "
+                    "transformers on its path for the original library, but by that of shardwright.huggingface"
+                )
+            try:
+                model.load_pretrained(path)
+            except CheckpointError as error:  # raised on all ranks
+                model.load_state_dict(_read_by_transformers(model, path, error))
+            return None
+    return shardwright.resume_from_checkpoint(path, tag, partial, **options)
+
+
+def _read_by_transformers(model: Any, path: Any, error: CheckpointError) -> dict[str, Any]:
+    """Return the state dict of a folder that has other names of weights: transformers saves those of its first version.
+
+    Raises:
+        CheckpointError: transformers does not find all weights of the model there.
+    """
+    kind = type(model.given())
+    if not hasattr(kind, "from_pretrained"):
+        raise error
+    read, found = kind.from_pretrained(path, dtype="auto", output_loading_info=True)
+    if any(found.values()):
+        raise error
+    state: dict[str, Any] = read.state_dict()
+    return state

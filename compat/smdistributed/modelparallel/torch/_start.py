@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,3 +33,8 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if is_first and shardwright.rank() == 0:
         for name in WITHOUT_EFFECT.keys() & os.environ.keys():
             logger.warning("the environment variable %s has no effect here: %s", name, WITHOUT_EFFECT[name])
+    transformers = sys.modules.get("transformers.utils.import_utils")
+    if transformers is not None and transformers.is_sagemaker_mp_enabled():  # which calls this when it is imported
+        from smdistributed.modelparallel.torch._trainer import take_part
+
+        take_part()
