@@ -67,10 +67,7 @@ def _row(name: str, kind: str, layout: str, dtype: str, plain: dict[tuple[str, s
         if not outcome.difference <= BAR:
             problems.append(f"beyond {BAR:g}")
             is_rounding = (
-                kind != "accelerate"
-                and dtype == "float32"
-                and outcome.difference < ROUNDING
-                and not outcome.problems
+                kind != "accelerate" and dtype == "float32" and outcome.difference < ROUNDING and not outcome.problems
             )
     except (AssertionError, OSError, ValueError) as error:
         problems, figures = [str(error)], f"{'':52}"

@@ -7,135 +7,37 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import shardwright as smp
 import torch
 import torchmetrics
 from lightning.pytorch import callbacks
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.plugins import TorchCheckpointIO
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from shardwright.lightning import ShardwrightStrategy
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
-CHECKS: list[Callable[[], None]] = []
-WIDTH = 40  # tensors of more than 4 KiB
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a check."""
-    CHECKS.append(function)
-    return function
-
-
-def refused(text: str, call: Callable[[], Any], error: Any = MisconfigurationException) -> None:
-    """The call raises this error, which says this."""
-    with pytest.raises(error, match=text):
-        call()
-
-
-class Module(lightning.LightningModule):
-    """A regression, in float64."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.model = nn.Sequential(
-            nn.Linear(8, WIDTH), nn.Tanh(), nn.Dropout(dropout), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
-        ).double()
-        self.seen: list[float] = []
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.model(inputs).squeeze(-1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = nn.functional.mse_loss(self(batch[0]), batch[1])
-        self.log("loss", loss, on_step=True, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        outputs = self(batch[0])
-        self.log("val_loss", nn.functional.mse_loss(outputs, batch[1]))
-        return {"outputs": outputs}
-
-    test_step = validation_step
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return self(batch[0])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.seen.append(float(self.trainer.callback_metrics["loss"]))
-
-
-def made(kind: type[Module] = Module, *args: Any) -> Any:
-    """A module, the same in every process."""
-    torch.manual_seed(0)
-    return kind(*args)
-
-
-def samples(count: int) -> TensorDataset:
-    """Inputs and what is to be predicted."""
-    inputs = torch.randn(count, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    return TensorDataset(inputs, inputs.sum(1).sin())
-
-
-def loader(count: int, size: int, **options: Any) -> DataLoader[Any]:
-    """Batches of a size over all replicas."""
-    return DataLoader(samples(count), batch_size=size // smp.dp_size(), **options)
-
-
-def trainer_of(strategy: Any = None, **options: Any) -> lightning.Trainer:
-    """A Trainer that says nothing."""
-    given = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 1,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "num_sanity_val_steps": 0,
-        "default_root_dir": str(FOLDER),
-    }
-    return lightning.Trainer(strategy=strategy or ShardwrightStrategy(), **{**given, **options})
-
-
-def descended(module: Any, batches: list[Any], accumulated: int = 1, clip: Any = None, epochs: int = 1) -> list[float]:
-    """The losses of plain training, as Lightning accumulates."""
-    optimizer, losses = module.configure_optimizers(), []
-    for _ in range(epochs):
-        for number, (inputs, wanted) in enumerate(batches):
-            if number % accumulated == 0:
-                optimizer.zero_grad()
-            loss = nn.functional.mse_loss(module(inputs), wanted)
-            (loss / accumulated).backward()
-            losses.append(float(loss.detach()))
-            if (number + 1) % accumulated == 0 or number + 1 == len(batches):
-                if clip is not None:
-                    clip(module.parameters())
-                optimizer.step()
-    return losses
-
-
-def batches_of(count: int, size: int) -> list[Any]:
-    """Global batches, in order."""
-    return list(DataLoader(samples(count), batch_size=size))
-
-
-def same(ours: Any, theirs: Any, bar: float = 1e-9) -> None:
-    """The numbers are equal but for rounding."""
-    assert ours == pytest.approx(theirs, rel=bar), (ours, theirs)
+from tests.trainers import lightning_refusals  # noqa: F401  # whose checks run after these
+from tests.trainers.lightning_modules import (
+    CHECKS,
+    FOLDER,
+    WIDTH,
+    Module,
+    batches_of,
+    check,
+    descended,
+    loader,
+    made,
+    same,
+    samples,
+    trainer_of,
+)
 
 
 @check
@@ -170,7 +72,8 @@ def samples_that_replicas_do_not_divide_are_filled_up_as_by_other_strategies() -
     module = made()
     trainer = trainer_of()
     trainer.fit(module, loader(13, 6))
-    assert len(module.seen) == -(-(-(-13 // smp.dp_size())) // (6 // smp.dp_size()))
+    mine = math.ceil(13 / smp.dp_size())
+    assert len(module.seen) == math.ceil(mine / (6 // smp.dp_size()))
     every = smp.allgather(module.seen, smp.WORLD)
     assert all(one == every[0] for one in every)
 
@@ -305,41 +208,41 @@ def ranks_agree_on_values_and_decisions() -> None:
 
 
 @check
-def the_best_checkpoint_is_found_loaded_and_resumed() -> None:
+def the_best_checkpoint_is_found_and_loaded_and_any_resumed_exactly() -> None:
     folder = FOLDER / "kept"
 
-    def kept() -> list[Any]:
-        return [
-            callbacks.ModelCheckpoint(str(folder), "{epoch}", monitor="val_loss", save_top_k=2, save_last=True),
-            callbacks.EarlyStopping("val_loss", patience=3),
+    def trained(resumed_from: str | None = None) -> tuple[Any, Any]:
+        kept = [
+            callbacks.ModelCheckpoint(
+                str(folder / "best"), "{epoch}", monitor="val_loss", save_top_k=2, save_last=True
+            ),
+            callbacks.ModelCheckpoint(str(folder / "all"), "{epoch}", save_top_k=-1),
+            callbacks.EarlyStopping("val_loss", patience=20),
         ]
+        logger = CSVLogger(str(FOLDER), version=smp.size())
+        trainer = trainer_of(callbacks=kept, enable_checkpointing=True, max_epochs=6, logger=logger)
+        module = made(Module, 0.2)
+        module.save_hyperparameters({"width": WIDTH, "nested": {"list": [1, 2.5, "x"]}})
+        trainer.fit(module, loader(24, 12, shuffle=True), loader(12, 6), ckpt_path=resumed_from)
+        return trainer, module
 
-    options = {"enable_checkpointing": True, "max_epochs": 4, "logger": CSVLogger(str(FOLDER), version=smp.size())}
-    module = made(Module, 0.2)
-    module.save_hyperparameters({"width": WIDTH, "nested": {"list": [1, 2.5, "x"]}})
-    trainer = trainer_of(callbacks=kept(), **options)
-    trainer.fit(module, loader(24, 12, shuffle=True), loader(12, 6))
+    trainer, module = trained()
     best: Any = trainer.checkpoint_callback
     assert len(best.best_k_models) == 2
-    assert Path(best.best_model_path).is_dir()
+    assert all(Path(path).is_dir() for path in (*best.best_k_models, best.last_model_path))
+    assert len(list((folder / "best").iterdir())) == 3, "others were removed"
     (found,) = trainer.validate(ckpt_path="best", dataloaders=loader(12, 6), verbose=False)
     same(found["val_loss"], float(best.best_model_score), 1e-6)
+    (found,) = trainer_of().validate(made(), loader(12, 6), ckpt_path=best.best_model_path, verbose=False)
+    same(found["val_loss"], float(best.best_model_score), 1e-6)
 
-    again = made(Module, 0.2)
-    resumed = trainer_of(callbacks=kept(), **{**options, "max_epochs": 6})
-    resumed.fit(again, loader(24, 12, shuffle=True), loader(12, 6), ckpt_path=str(folder / "last.ckpt"))
-    assert resumed.current_epoch == 6
-    assert resumed.checkpoint_callback.best_model_score <= best.best_model_score  # type: ignore[union-attr]
-
-    longer = made(Module, 0.2)
-    trainer_of(**{**options, "max_epochs": 6}, callbacks=[]).fit(longer, loader(24, 12, shuffle=True), loader(12, 6))
-    assert again.seen == longer.seen[-len(again.seen) :]
+    resumed, again = trained(str(folder / "all" / "epoch=3.ckpt"))
+    assert (resumed.current_epoch, resumed.global_step) == (6, 12)
     assert len(again.seen) == 4
-
-    other = made(Module, 0.2)
+    assert again.seen == module.seen[-4:]
     last: Any = resumed.checkpoint_callback
-    (found,) = trainer_of().validate(other, loader(12, 6), ckpt_path=last.best_model_path, verbose=False)
-    same(found["val_loss"], float(last.best_model_score), 1e-6)
+    assert float(last.best_model_score) == float(best.best_model_score)
+    assert sorted(map(float, last.best_k_models.values())) == sorted(map(float, best.best_k_models.values()))
 
 
 @check
@@ -407,16 +310,18 @@ def metrics_of_torchmetrics_are_of_all_samples() -> None:
     class Measured(Module):
         def __init__(self) -> None:
             super().__init__()
-            self.error = torchmetrics.MeanSquaredError(process_group=smp.get_dp_process_group())
-            self.total = torchmetrics.SumMetric(process_group=smp.get_dp_process_group())
+            group = smp.get_dp_process_group() if smp.size() > 1 else None
+            self.metrics = {
+                "error": torchmetrics.MeanSquaredError(process_group=group),
+                "total": torchmetrics.SumMetric(process_group=group),
+            }
 
         def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            self.error.update(outputs["outputs"], batch[1])
-            self.total.update(batch[1])
+            self.metrics["error"].update(outputs["outputs"], batch[1])
+            self.metrics["total"].update(batch[1])
 
         def on_validation_epoch_end(self) -> None:
-            self.log("error", self.error.compute())
-            self.log("total", self.total.compute())
+            self.log_dict({name: metric.compute() for name, metric in self.metrics.items()})
 
     (found,) = trainer_of().validate(made(Measured), loader(12, 6), verbose=False)
     same(found["error"], found["val_loss"], 1e-5)
@@ -449,99 +354,14 @@ def autocast_is_that_of_one_process() -> None:
     same(module.seen, cast(made(Single).float()), 2e-2)
 
 
-class Words(Dataset[Any]):
-    """Samples with texts, which have no tensors."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.ones(8, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64), "word"
-
-
-@check
-def what_ranks_cannot_do_is_refused_by_name() -> None:
-    def made_with(**options: Any) -> Callable[[], Any]:
-        return lambda: trainer_of(**options)
-
-    def fitted(module: Any, given: Any = None, **options: Any) -> Callable[[], Any]:
-        return lambda: trainer_of(**options).fit(module, loader(12, 6) if given is None else given)
-
-    def overriding(**methods: Any) -> Any:
-        return made(type("Own", (Module,), methods))
-
-    for precision in ("16-true", "bf16-true", "64-true"):
-        refused("allowed: '32-true' and 'bf16-mixed'", made_with(precision=precision))
-    refused("num_nodes=5", made_with(num_nodes=5))
-    refused("sync_batchnorm=True", made_with(sync_batchnorm=True))
-    refused("smp.save_checkpoint", made_with(plugins=[TorchCheckpointIO()]))
-    refused("devices=7", fitted(made(), devices=7))
-    refused("CPU parallel_devices|accelerator", lambda: trainer_of(accelerator="cuda"))
-
-    manual = made()
-    manual.automatic_optimization = False
-    refused("automatic_optimization` is False", fitted(manual))
-    refused(r"Own.backward` is overridden", fitted(overriding(backward=lambda self, loss: loss.backward())))
-    refused(r"Own.on_before_backward", fitted(overriding(on_before_backward=lambda self, loss: None)))
-    refused(r"Own.log` is overridden", fitted(overriding(log=lambda self, *args, **kwargs: None)))
-    refused("dataloader_iter", fitted(overriding(training_step=lambda self, dataloader_iter: None)))
-    refused("returned None", fitted(overriding(configure_optimizers=lambda self: None)))
-    lbfgs = overriding(configure_optimizers=lambda self: torch.optim.LBFGS(self.parameters()))
-    refused("LBFGS", fitted(lbfgs))
-
-    class Watches(lightning.Callback):
-        def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-            """Be refused."""
-
-    for one, text in (
-        (Watches(), "Watches.on_before_backward"),
-        (callbacks.StochasticWeightAveraging(1e-2), "StochasticWeightAveraging"),
-        (callbacks.EMAWeightAveraging(), "WeightAveraging"),
-        (callbacks.BatchSizeFinder(), "BatchSizeFinder"),
-        (callbacks.LearningRateFinder(), "LearningRateFinder"),
-        (callbacks.BackboneFinetuning(), "BaseFinetuning"),
-        (callbacks.OnExceptionCheckpoint(str(FOLDER)), "OnExceptionCheckpoint"),
-        (callbacks.ModelCheckpoint(str(FOLDER), save_on_exception=True), "save_on_exception=True"),
-    ):
-        options = {"enable_checkpointing": True} if isinstance(one, callbacks.Checkpoint) else {}
-        refused(text, fitted(made(), callbacks=[one], **options))
-
-    refused("not a checkpoint|no checkpoint", lambda: trainer_of().fit(made(), loader(12, 6), ckpt_path=str(FOLDER)))
-    unfit = DistributedSampler(samples(12), num_replicas=5, rank=0)
-    refused("divides samples by 5", fitted(made(), DataLoader(samples(12), batch_size=2, sampler=unfit)))
-
-
-@check
-def what_a_step_cannot_do_is_refused_on_all_ranks() -> None:
-    def fitted(given: Any = None, **methods: Any) -> Callable[[], Any]:
-        module = made(type("Own", (Module,), methods))
-        return lambda: trainer_of().fit(module, loader(12, 6) if given is None else given)
-
-    def nothing(self: Any, batch: Any, batch_idx: int) -> None:
-        self(batch[0])
-
-    def gathers(self: Any, batch: Any, batch_idx: int) -> Any:
-        return self.all_gather(self(batch[0])).mean()
-
-    def measures(self: Any, batch: Any, batch_idx: int) -> Any:
-        loss = self(batch[0]).mean()
-        self.log("metric", torchmetrics.MeanMetric())
-        return loss
-
-    here: Any = (MisconfigurationException, smp.RemoteError)  # by who ran it, and by who was told of it
-    refused("must return a Tensor", fitted(training_step=nothing), here)
-    refused("torchmetrics.Metric", fitted(training_step=measures), here)
-    if smp.dp_size() > 1:
-        refused("values of other ranks", fitted(training_step=gathers), here)
-    refused("without tensors", fitted(DataLoader(Words(), batch_size=6 // smp.dp_size())))
-
-
 def main() -> None:
     """Run all checks."""
     warnings.filterwarnings("ignore", module="lightning")
     ranks = int(sys.argv[1])
     pipeline = 1 if ranks in (1, 3) else 2
-    smp.init({"pipeline_parallel_degree": pipeline, "microbatches": 2, "ddp": ranks > pipeline})
+    smp.init(
+        {"pipeline_parallel_degree": pipeline, "microbatches": 2, "ddp": True, "deterministic_server": pipeline > 1}
+    )
     for one in CHECKS:
         one()
     print(json.dumps({"checks": len(CHECKS)}))

@@ -37,6 +37,7 @@ class Module(lightning.LightningModule):
     def __init__(self, kind: Kind, dtype: torch.dtype, dropout: float) -> None:
         super().__init__()
         self.model = kind.build(dropout).to(dtype)
+        self.resumes = dropout > 0
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         outputs = self.model(**batch)
@@ -61,7 +62,9 @@ class Module(lightning.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.1)
         by_step = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-        by_epoch = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        by_epoch: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        if self.resumes:  # Lightning leaves a plateau out at the end of an epoch that is resumed
+            by_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         return [optimizer], [
             {"scheduler": by_step, "interval": "step"},
             {"scheduler": by_epoch, "monitor": "val_loss/dataloader_idx_0"},
@@ -72,12 +75,12 @@ class History(lightning.Callback):
     """Keeps what is logged, and the learning rate."""
 
     def __init__(self) -> None:
-        self.log: list[dict[str, float]] = []
+        self.kept: list[dict[str, float]] = []
 
     def _keep(self, trainer: Any, what: str) -> None:
         metrics = {f"{what} {key}": float(value) for key, value in trainer.callback_metrics.items()}
         rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else 0.0
-        self.log.append({"step": trainer.global_step, "rate": rate, **metrics})
+        self.kept.append({"step": trainer.global_step, "rate": rate, **metrics})
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert outputs["logits"].shape[0] == len(batch["labels"])
@@ -158,7 +161,7 @@ def trained(strategy: Any, kind: Kind, dtype: torch.dtype, folder: Path, layout:
     predicted = trainer.predict(module, evaluated[0])
     assert predicted is not None
     told = {
-        "log": history.log,
+        "log": history.kept,
         "best": Path(best.best_model_path).name,
         "score": float(best.best_model_score),
         "tested": {key: value for one in tested for key, value in one.items()},
@@ -198,7 +201,7 @@ def main() -> None:
         trained_on, evaluated = loaders(kind, dtype, layout.replicas)
         path = None if resumed_from is None else str(Path(folder, "resumed", "all", resumed_from))
         trainer.fit(Module(kind, dtype, 0.1), trained_on, evaluated, ckpt_path=path)
-        logs.append(history.log)
+        logs.append(history.kept)
     report["whole"], report["resumed"] = logs
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(report))
     smp.shutdown()

@@ -134,11 +134,13 @@ def compare_lightning(layout: str, plain: Report, ranks: list[Report]) -> Outcom
 
 def _of_batches(log: list[dict[str, float]]) -> list[dict[str, float]]:
     """What was logged of batches and validations, not of epochs, whose beginning a resumed training has not seen."""
-    kept = [{key: value for key, value in entry.items() if "epoch" not in key} for entry in log]
-    batches = [entry for entry in kept if "batch loss" in entry]
-    own = ("step", "rate", "batch loss", "batch largest_step")
-    validations = [entry for entry in kept if not {"batch loss"} & set(entry) and len(entry) > 2]
-    return [{key: entry[key] for key in own} for entry in batches] + validations
+    own = {"batch": ("step", "rate", "batch loss", "batch largest_step"), "validation": ("step", "validation val_loss")}
+    kept = []
+    for entry in log:
+        for what, names in own.items():
+            if f"{what} loss" in entry:
+                kept.append({key: value for key, value in entry.items() if key.startswith(names)})
+    return kept
 
 
 def accelerated(layout: str) -> Outcome:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult, _AutomaticOptimization
 from lightning.pytorch.plugins import MixedPrecision, Precision
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from shardwright.optimizer import clip_grad_norm_
 
@@ -36,7 +36,9 @@ class OptimizationInSteps(_AutomaticOptimization):
 class PrecisionOverRanks(Precision):
     """Clips by the norm over the whole model, and updates after the step."""
 
-    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+    def optimizer_step(  # type: ignore[override]
+        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
         """Run the step, clip gradients, update the parameters of this rank."""
         result = closure()
         self._after_closure(model, optimizer)

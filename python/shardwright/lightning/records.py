@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torchmetrics import Metric
 
 from shardwright.partition import is_tracing
@@ -50,8 +50,8 @@ class Recorder(threading.local):
         """Log a value; see ``LightningModule.log``."""
         if isinstance(value, Metric):
             raise MisconfigurationException(
-                f"`self.log({name!r}, ...)` of a torchmetrics.Metric with `ShardwrightStrategy`, whose ranks have parts "
-                "of the batch: log values, such as `metric.compute()` in `on_validation_epoch_end`"
+                f"`self.log({name!r}, ...)` of a torchmetrics.Metric with `ShardwrightStrategy`, whose ranks have "
+                "parts of the batch: log values, such as `metric.compute()` in `on_validation_epoch_end`"
             )
         options |= dict(zip(_POSITIONAL, args, strict=False))
         if options.get("sync_dist_group") is not None:

@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import callbacks
 from lightning.pytorch.core.module import LightningModule
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torchmetrics import Metric
 
 from shardwright.errors import ConfigError
 from shardwright.half_precision import half_dtype
@@ -22,7 +23,6 @@ from shardwright.model import DistributedModel
 _HOOKS = {
     "on_before_backward": "use `on_after_backward`, or change the loss in `training_step`",
     "backward": "change the loss in `training_step`",
-    "log": "log under other names in `training_step`",
     "configure_sharded_model": "use `configure_model`",
 }
 
@@ -52,8 +52,8 @@ def started() -> Runtime:
     runtime = current_runtime()
     if half_dtype(runtime.place.cfg) is not None:
         raise MisconfigurationException(
-            "`ShardwrightStrategy` with the configuration keys `fp16` or `bf16`, which cast the module: leave them out, "
-            "and give the Trainer `precision='bf16-mixed'`"
+            "`ShardwrightStrategy` with the configuration keys `fp16` or `bf16`, which cast the module: leave them "
+            "out, and give the Trainer `precision='bf16-mixed'`"
         )
     return runtime
 
@@ -72,18 +72,18 @@ def check_trainer_options(strategy: Any) -> None:
     hosts = size() // local_size()
     if strategy.num_nodes not in (1, hosts):
         raise MisconfigurationException(
-            f"`Trainer(num_nodes={strategy.num_nodes})` with `ShardwrightStrategy`; allowed: 1, or {hosts}, the number of "
-            "hosts. The launcher has started the ranks"
+            f"`Trainer(num_nodes={strategy.num_nodes})` with `ShardwrightStrategy`; allowed: 1, or {hosts}, the number "
+            "of hosts. The launcher has started the ranks"
         )
     if strategy._layer_sync is not None:
         raise MisconfigurationException(
-            "`Trainer(sync_batchnorm=True)` with `ShardwrightStrategy`; allowed: False. Normalize over the samples of a "
-            "microbatch, or by layers without statistics of a batch"
+            "`Trainer(sync_batchnorm=True)` with `ShardwrightStrategy`; allowed: False. Normalize over the samples of "
+            "a microbatch, or by layers without statistics of a batch"
         )
     if strategy._checkpoint_io is not None:
         raise MisconfigurationException(
-            f"`Trainer(plugins={type(strategy._checkpoint_io).__name__}())` with `ShardwrightStrategy`, whose checkpoints "
-            "are those of `smp.save_checkpoint`: leave it out"
+            f"`Trainer(plugins={type(strategy._checkpoint_io).__name__}())` with `ShardwrightStrategy`, whose "
+            "checkpoints are those of `smp.save_checkpoint`: leave it out"
         )
 
 
@@ -93,8 +93,8 @@ def check_module(trainer: Any, module: LightningModule) -> None:
     count = devices if isinstance(devices, int) else len(devices)
     if count not in (1, local_size(), trainer.accelerator.auto_device_count()):
         raise MisconfigurationException(
-            f"`Trainer(devices={devices})` with `ShardwrightStrategy`; allowed: 1, the device of this rank. The launcher "
-            "has started the ranks"
+            f"`Trainer(devices={devices})` with `ShardwrightStrategy`; allowed: 1, the device of this rank. The "
+            "launcher has started the ranks"
         )
     name = type(module).__name__
     if not module.automatic_optimization:
@@ -104,10 +104,16 @@ def check_module(trainer: Any, module: LightningModule) -> None:
             "the loop with `smp.step`"
         )
     for owner, hook in [(one, hook) for one in (module, *trainer.callbacks) for hook in _HOOKS]:
-        if hasattr(owner, hook) and (owner is module or hook == "on_before_backward") and is_overridden(hook, owner):
+        if (owner is module or hook == "on_before_backward") and is_overridden(hook, owner):
             raise MisconfigurationException(
-                f"`{type(owner).__name__}.{hook}` is overridden, which `ShardwrightStrategy` does not call: {_HOOKS[hook]}"
+                f"`{type(owner).__name__}.{hook}` is overridden, which `ShardwrightStrategy` does not call: "
+                f"{_HOOKS[hook]}"
             )
+    if type(module).log is not LightningModule.log:
+        raise MisconfigurationException(
+            f"`{name}.log` is overridden, which `ShardwrightStrategy` does not call: log under other names in "
+            "`training_step`"
+        )
     for method in ("training_step", "validation_step", "test_step", "predict_step"):
         if is_param_in_hook_signature(getattr(module, method), "dataloader_iter", explicit=True):
             raise MisconfigurationException(
@@ -115,8 +121,14 @@ def check_module(trainer: Any, module: LightningModule) -> None:
             )
     if any(isinstance(part, DistributedModel) for part in module.modules()):
         raise MisconfigurationException(
-            f"`{name}` has a `smp.DistributedModel`: `ShardwrightStrategy` makes one of the whole module, so give it plain "
-            "modules"
+            f"`{name}` has a `smp.DistributedModel`: `ShardwrightStrategy` makes one of the whole module, so give it "
+            "plain modules"
+        )
+    metrics = [path for path, part in module.named_modules() if isinstance(part, Metric)]
+    if metrics and current_runtime().place.pp_size > 1:
+        raise MisconfigurationException(
+            f"`{name}.{metrics[0]}` is a torchmetrics.Metric, and a module that ranks would divide: keep it in a dict, "
+            "as by `self.metrics = {'error': MeanSquaredError()}`"
         )
     for callback in trainer.callbacks:
         for kind, instead in _CALLBACKS.items():

@@ -7,18 +7,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.fabric.utilities.data import has_iterable_dataset
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.seed import pl_worker_init_function
-from lightning.pytorch import Trainer
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from lightning.pytorch.trainer.connectors.data_connector import _get_distributed_sampler
 from lightning.pytorch.utilities.data import _update_dataloader
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 
-def divided(dataloader: DataLoader[Any], trainer: Trainer, num_replicas: int, rank: int) -> DataLoader[Any]:
+def divided(dataloader: DataLoader[Any], trainer: Any, num_replicas: int, rank: int) -> DataLoader[Any]:
     """Return a loader of the samples of this rank, which are shuffled if those of the loader are."""
     sampler = dataloader.sampler
     if (
@@ -28,9 +27,7 @@ def divided(dataloader: DataLoader[Any], trainer: Trainer, num_replicas: int, ra
     ):
         return dataloader
     shuffled = isinstance(sampler, RandomSampler)
-    own = _get_distributed_sampler(
-        dataloader, shuffled, trainer.overfit_batches, num_replicas=num_replicas, rank=rank
-    )
+    own = _get_distributed_sampler(dataloader, shuffled, trainer.overfit_batches, num_replicas=num_replicas, rank=rank)
     made: DataLoader[Any] = _update_dataloader(dataloader, own)
     return made
 
@@ -48,19 +45,20 @@ def share_seeds(dataloader: DataLoader[Any], num_replicas: int, rank: int) -> No
     for sampler in (dataloader.sampler, getattr(dataloader.batch_sampler, "sampler", None)):
         if isinstance(sampler, DistributedSampler):
             _check(sampler, num_replicas, rank)
-        _share_seed(sampler.dataset._sampler if isinstance(sampler, DistributedSamplerWrapper) else sampler)
+        wrapper: Any = sampler
+        _share_seed(wrapper.dataset._sampler if isinstance(sampler, DistributedSamplerWrapper) else sampler)
 
 
 def _check(sampler: Any, replicas: int, rank: int) -> None:
     if (sampler.num_replicas, sampler.rank) != (replicas, rank):
         raise MisconfigurationException(
-            f"a sampler divides samples by {sampler.num_replicas}, and this is rank {rank} of {replicas} with different "
-            "samples: leave the sampler out, or use `smp.DistributedSampler`"
+            f"a sampler divides samples by {sampler.num_replicas}, and this is rank {rank} of {replicas} with "
+            "different samples: leave the sampler out, or use `smp.DistributedSampler`"
         )
     if isinstance(sampler, UnrepeatedDistributedSampler) and 0 < sampler.total_size < replicas:
         raise MisconfigurationException(
-            f"{sampler.total_size} samples are to be predicted by {replicas} ranks with different samples; allowed are as "
-            "many as ranks, or more"
+            f"{sampler.total_size} samples are to be predicted by {replicas} ranks with different samples; allowed are "
+            "as many as ranks, or more"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from shardwright.checkpoints import random_state, resume_from_checkpoint, save_checkpoint
 from shardwright.model import DistributedModel

@@ -9,14 +9,13 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed import ReduceOp
 from torch.utils.data import DataLoader
 
@@ -35,19 +34,26 @@ from shardwright.optimizer import DistributedOptimizer
 from shardwright.tensor_parallel.marking import mark_of, set_tensor_parallelism
 
 _OPERATIONS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "mean", ReduceOp.MAX: "max", ReduceOp.MIN: "min"}
-_REDUCTIONS = {"sum": torch.sum, "mean": torch.mean, "avg": torch.mean, "max": torch.amax, "min": torch.amin}
+_REDUCTIONS: dict[str, Any] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "avg": torch.mean,
+    "max": torch.amax,
+    "min": torch.amin,
+}
 
 
 class ShardwrightStrategy(ParallelStrategy):
     """Trains a ``LightningModule`` over the ranks of a job; call ``smp.init`` first.
 
     The module is given to the Trainer as it is: the strategy makes a ``smp.DistributedModel`` of it, and runs
-    ``training_step`` and the other steps in functions like those of ``smp.step``, once for each microbatch. Data-parallel
-    ranks get different samples. What steps log are values of the whole batch, the same on every rank. With
-    ``tensor_parallel_degree``, the whole module is marked for tensor parallelism unless the script has marked modules.
+    ``training_step`` and the other steps in functions like those of ``smp.step``, once for each microbatch.
+    Data-parallel ranks get different samples. What steps log are values of the whole batch, the same on every rank.
+    With ``tensor_parallel_degree``, the whole module is marked for tensor parallelism unless the script has marked
+    modules.
 
-    Checkpoints are those of ``smp.save_checkpoint``, which jobs with other degrees resume. All ranks call every method of
-    the Trainer.
+    Checkpoints are those of ``smp.save_checkpoint``, which jobs with other degrees resume. All ranks call every method
+    of the Trainer.
     """
 
     strategy_name = "shardwright"
@@ -73,7 +79,7 @@ class ShardwrightStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether Lightning divides the samples of a loader: not those that are trained on, which it always shuffles."""
+        """Whether Lightning divides the samples of a loader: not of one for training, which it always shuffles."""
         return self.lightning_module is None or not self.lightning_module.trainer.training
 
     @property
@@ -89,7 +95,7 @@ class ShardwrightStrategy(ParallelStrategy):
 
     def set_world_ranks(self) -> None:
         """Let rank 0 of the job be the one that prints and reports."""
-        rank_zero_only.rank = fabric_rank_zero_only.rank = rank()
+        rank_zero_only.rank = rank()  # type: ignore[attr-defined]
 
     def _configure_launcher(self) -> None:
         """Check the options of the Trainer: the job is running, and nothing is launched."""
@@ -106,6 +112,16 @@ class ShardwrightStrategy(ParallelStrategy):
 
     # --- the module and its optimizer
 
+    def connect(self, model: LightningModule) -> None:
+        """Take a module, and what it and callbacks log from now on."""
+        super().connect(model)
+        recorder = self._stepping.recorder
+
+        def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+            recorder.log(model, name, value, *args, **options)
+
+        vars(model)["log"] = log
+
     def setup_environment(self) -> None:
         """Check the module and the callbacks, which have been given to the Trainer by now."""
         super().setup_environment()
@@ -121,12 +137,6 @@ class ShardwrightStrategy(ParallelStrategy):
         self.model = self._divided(module)
         # What steps log is that of all ranks already.
         warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
-        recorder = self._stepping.recorder
-
-        def log(name: str, value: Any, *args: Any, **options: Any) -> None:
-            recorder.log(module, name, value, *args, **options)
-
-        vars(module)["log"] = log
         if trainer.state.fn == TrainerFn.FITTING:
             self._reset_optimizers_and_schedulers()
             self.setup_optimizers(trainer)
@@ -134,9 +144,10 @@ class ShardwrightStrategy(ParallelStrategy):
             optimization.__class__ = OptimizationInSteps
 
     def _divided(self, module: LightningModule) -> DistributedModel:
-        for model in current_runtime()[Models].alive:
-            if model.module is module:
-                return model
+        known: DistributedModel
+        for known in current_runtime()[Models].alive:
+            if known.module is module:
+                return known
         module.to(self.root_device)
         parts = list(module.modules())
         if len(current_runtime().place.tp_ranks) > 1 and not any(mark_of(part) for part in parts):
@@ -150,13 +161,15 @@ class ShardwrightStrategy(ParallelStrategy):
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Create the optimizer of the divided module, and its schedulers."""
         super().setup_optimizers(trainer)
+        wrap: Any = DistributedOptimizer
         for optimizer in self.optimizers:
-            if isinstance(optimizer, _MockOptimizer):
+            if isinstance(optimizer, (_MockOptimizer, torch.optim.LBFGS)):
+                given = "None" if isinstance(optimizer, _MockOptimizer) else "LBFGS, which runs steps again"
                 raise MisconfigurationException(
-                    "`configure_optimizers` returned None with `ShardwrightStrategy`: return an optimizer"
+                    f"`configure_optimizers` returned {given}, with `ShardwrightStrategy`: return another optimizer"
                 )
             with told_as_misconfiguration():
-                DistributedOptimizer(optimizer)
+                wrap(optimizer)
         self.optimizers = self.optimizers  # whose classes are others now
 
     def model_to_device(self) -> None:
@@ -216,7 +229,7 @@ class ShardwrightStrategy(ParallelStrategy):
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise an error: steps run their backward themselves."""
         raise MisconfigurationException(
-            "`manual_backward` with `ShardwrightStrategy`: return the loss from `training_step`, which runs its backward"
+            "`manual_backward` with `ShardwrightStrategy`: return the loss from `training_step`, and the step runs it"
         )
 
     # --- data
@@ -245,13 +258,13 @@ class ShardwrightStrategy(ParallelStrategy):
         if not isinstance(tensor, torch.Tensor):
             return tensor
         _check_group(group)
-        name = _OPERATIONS.get(reduce_op, reduce_op)
-        if not isinstance(name, str) or name.lower() not in _REDUCTIONS:
+        name = str(_OPERATIONS.get(reduce_op, reduce_op)).lower()
+        if name not in _REDUCTIONS:
             raise MisconfigurationException(f"reduce_op is {reduce_op!r}; allowed: {', '.join(_REDUCTIONS)}")
         every = self._gathered(tensor)
-        if name.lower() in ("mean", "avg") and not every.is_floating_point():
+        if name in ("mean", "avg") and not every.is_floating_point():
             every = every.float()
-        return _REDUCTIONS[name.lower()](every, dim=0)
+        return _REDUCTIONS[name](every, dim=0)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         """Return the tensors of the ranks with different samples, stacked; if there is one such rank, its tensor."""
@@ -267,8 +280,8 @@ class ShardwrightStrategy(ParallelStrategy):
     def _gathered(tensor: torch.Tensor) -> torch.Tensor:
         if current_runtime().step.running:
             raise MisconfigurationException(
-                "values of other ranks are not to be had in `training_step` and other steps, which run for a microbatch: "
-                "return them, and gather in `on_train_batch_end`"
+                "values of other ranks are not to be had in `training_step` and other steps, which run for each "
+                "microbatch: return them, and gather in `on_train_batch_end`"
             )
         every = allgather(tensor.detach().contiguous(), data_group())
         return torch.stack([one.to(tensor.device) for one in every])
@@ -296,7 +309,11 @@ class ShardwrightStrategy(ParallelStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Save a checkpoint, in parts, into a folder. All ranks call this."""
         if storage_options is not None:
-            raise MisconfigurationException("`storage_options` with `ShardwrightStrategy`, which writes itself: leave it out")
+            raise MisconfigurationException(
+                "`storage_options` with `ShardwrightStrategy`, which writes itself: leave it out"
+            )
+        if not isinstance(self.model, DistributedModel):
+            return  # an exception has come before training, and a callback is to save then
         saving.save(checkpoint, self.broadcast(str(filepath)), self._running()[1], self._optimizer())
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -318,6 +335,6 @@ class ShardwrightStrategy(ParallelStrategy):
 def _check_group(group: Any) -> None:
     if group is not None and group is not torch.distributed.group.WORLD:
         raise MisconfigurationException(
-            "a process group was given to `reduce` or `all_gather` with `ShardwrightStrategy`, which take the values of the "
-            "ranks with different samples: leave it out"
+            "a process group was given to `reduce` or `all_gather` with `ShardwrightStrategy`, which take the values "
+            "of the ranks with different samples: leave it out"
         )

@@ -19,7 +19,7 @@ def become(optimizer: Optimizer, kind: type[Kind]) -> Kind:
     """
     optimizer.__class__ = kind
     assert isinstance(optimizer, kind), "it was just made one"
-    bound = vars(optimizer).get("step")
+    bound: Any = vars(optimizer).get("step")
     if hasattr(bound, "_wrapped_by_lr_sched"):
         own = weakref.ref(optimizer)
 
