@@ -105,4 +105,4 @@ def what_a_step_cannot_do_is_refused_on_all_ranks() -> None:
     refused("torchmetrics.Metric", fitted(training_step=measures), here)
     if smp.dp_size() > 1:
         refused("values of other ranks", fitted(training_step=gathers), here)
-    refused("without tensors", fitted(DataLoader(Words(), batch_size=6 // smp.dp_size())))
+    refused("without tensors", fitted(DataLoader(Words(), batch_size=12 // smp.dp_size())))

@@ -43,5 +43,5 @@ def test_an_error_on_one_rank_ends_all(where: str) -> None:
 
 
 def test_it_is_refused_in_a_process_that_is_no_rank() -> None:
-    with pytest.raises(MisconfigurationException, match="before .smp.init"):
+    with pytest.raises(MisconfigurationException, match=r"before .smp\.init"):
         ShardwrightStrategy()

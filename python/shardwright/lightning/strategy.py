@@ -176,8 +176,12 @@ class ShardwrightStrategy(ParallelStrategy):
         """Do nothing: parts of the module are where their ranks have put them."""
 
     def teardown(self) -> None:
-        """Leave the module where it is, on the devices of its ranks."""
+        """Leave the module where it is, on the devices of its ranks; what is left of gradients goes."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         if self.lightning_module is not None:
+            # One that is given up is collected on each rank in its own time, and must not seem to be trained till then.
+            self.lightning_module.zero_grad()
             vars(self.lightning_module).pop("log", None)
         assert self.accelerator is not None, "the Trainer sets it"
         self.precision_plugin.teardown()
