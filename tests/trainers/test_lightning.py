@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -32,6 +33,24 @@ def test_the_rest_of_the_interface(ranks: int, tmp_path: Path) -> None:
         "-m", "tests.trainers.lightning_checks", str(ranks), str(tmp_path), ranks=ranks, seconds=220, folder=ROOT
     )
     assert json.loads(first.splitlines()[-1])["checks"] >= 15
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"ddp": True, "shard_optimizer_state": True},
+        pytest.param({"ddp": True, "sharded_data_parallel_degree": 2}, marks=pytest.mark.slow),
+        pytest.param({"ddp": True, "tensor_parallel_degree": 2, "prescaled_batch": True}, marks=pytest.mark.slow),
+        pytest.param({"pipeline_parallel_degree": 2, "static_mode": True, "fast_mode": True}, marks=pytest.mark.slow),
+    ],
+    ids=["optimizer shards", "parameter shards", "prescaled", "static"],
+)
+def test_other_keys_train_alike(config: dict[str, Any], tmp_path: Path) -> None:
+    first, *_ = outputs_of_ranks(
+        "-m", "tests.trainers.lightning_keys", str(tmp_path), json.dumps(config), ranks=2, folder=ROOT
+    )
+    told = json.loads(first.splitlines()[-1])
+    assert told["losses"] == pytest.approx(told["expected"], rel=1e-9)
 
 
 @pytest.mark.parametrize("where", ["step", "hook"])

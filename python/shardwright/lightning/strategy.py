@@ -19,6 +19,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed import ReduceOp
 from torch.utils.data import DataLoader
 
+from shardwright.checkpoints import random_state
 from shardwright.job.objects import allgather, barrier
 from shardwright.job.ranks import WORLD, data_group, group_ranks, rank
 from shardwright.job.runtime import current_runtime
@@ -73,6 +74,8 @@ class ShardwrightStrategy(ParallelStrategy):
         self.num_nodes = 1
         self._to_predict: float = 0
         self._besides = 0
+        #: Random number streams where the checkpoint was saved, until training has gone on.
+        self._streams: dict[str, torch.Tensor] | None = None
         self._stepping = Stepping(weight, self._context_of)
 
     # --- which process this is
@@ -200,6 +203,12 @@ class ShardwrightStrategy(ParallelStrategy):
         self.precision_plugin.post_backward(loss, trainer.lightning_module)
         return output
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """In a training that is resumed in the middle of an epoch, draw as if the loader had not begun anew."""
+        if self._streams is not None and batch_idx > 0:
+            random_state.restore(self._streams)
+        self._streams = None
+
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate a batch of this rank."""
         return self._stepping.evaluate(self._running()[1], "validation_step", (*args, *kwargs.values()))
@@ -324,7 +333,9 @@ class ShardwrightStrategy(ParallelStrategy):
         """Load a checkpoint, each rank what it holds. All ranks call this."""
         trainer, model = self._running()
         optimizer = self._optimizer() if trainer.state.fn == TrainerFn.FITTING else None
-        return saving.load(self.broadcast(str(checkpoint_path)), model, optimizer)
+        content = saving.load(self.broadcast(str(checkpoint_path)), model, optimizer)
+        self._streams = random_state.streams()
+        return content
 
     def _optimizer(self) -> Any:
         return self.optimizers[0] if self.optimizers else None
