@@ -29,7 +29,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     job = JOB.search(text)
     assert job, f"{name_of(page)} has code but does not say on how many ranks it runs"
     ranks, degree = job.groups()
-    script = tmp_path / f"{page.stem.replace('-', '_')}.py"
+    script = tmp_path / f"page_{page.stem.replace('-', '_')}.py"  # not by the name of a package, which it would hide
     script.write_text("\n\n".join(CODE.findall(text)))
     environment = {"SM_HP_MP_PARAMETERS": json.dumps({"pipeline_parallel_degree": int(degree)})}
     outputs_of_ranks(script, ranks=int(ranks), folder=tmp_path, environment=environment)

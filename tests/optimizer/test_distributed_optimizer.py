@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -162,6 +164,22 @@ def test_an_empty_group_stays_and_learning_rates_are_scheduled_in_it() -> None:
         optimizer.step()
         scheduler.step()
         assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.005]
+
+
+def test_a_scheduler_that_was_created_before_counts_the_steps_of_the_distributed_optimizer() -> None:
+    model = Model()
+    plain = sgd(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
+        optimizer = DistributedOptimizer(plain)
+        divide(model, 0, "body")
+        optimizer.localise(model)
+        with mock.patch.object(type(optimizer), "step") as step:
+            optimizer.step()
+        step.assert_called_once()
+        scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.005]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,17 @@ import time
 
 from tests.trainers.layouts import LAYOUTS
 from tests.trainers.models import KINDS, ORIGINAL
-from tests.trainers.runs import BAR, DTYPES, ROUNDING, Report, accelerated, compare, run
+from tests.trainers.runs import (
+    BAR,
+    DTYPES,
+    LIGHTNING,
+    ROUNDING,
+    Report,
+    accelerated,
+    compare,
+    compare_lightning,
+    run,
+)
 
 
 def main() -> int:
@@ -25,7 +35,10 @@ def main() -> int:
     failed = runs = 0
     print(f"{'run':24}{'dtype':>9}{'worst relative difference':>28}{'of':>24}{'seconds':>10}  result")
     cases = [(kind, layout) for kind in (*KINDS, *ORIGINAL) for layout in LAYOUTS if layout != "plain"]
-    for kind, layout in [*cases, ("accelerate", "pp2"), ("accelerate", "pp2xdp2")]:
+    by_lightning = [
+        (f"{LIGHTNING}{kind}", layout) for kind in ("gpt2", "vit") for layout in LAYOUTS if layout != "plain"
+    ]
+    for kind, layout in [*cases, *by_lightning, ("accelerate", "pp2"), ("accelerate", "pp2xdp2")]:
         name = f"{kind}-{layout}"
         if not fnmatch.fnmatch(name, chosen.only):
             continue
@@ -48,7 +61,8 @@ def _row(name: str, kind: str, layout: str, dtype: str, plain: dict[tuple[str, s
         else:
             if (kind, dtype) not in plain:
                 (plain[kind, dtype],) = run(kind, "plain", dtype)
-            outcome = compare(layout, plain[kind, dtype], run(kind, layout, dtype))
+            compared = compare_lightning if kind.startswith(LIGHTNING) else compare
+            outcome = compared(layout, plain[kind, dtype], run(kind, layout, dtype))
         problems, figures = list(outcome.problems), f"{outcome.difference:28.1e}{outcome.of:>24}"
         if not outcome.difference <= BAR:
             problems.append(f"beyond {BAR:g}")

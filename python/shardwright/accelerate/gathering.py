@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from accelerate.utils import recursively_apply
 
-from shardwright.accelerate.seat import data_group
 from shardwright.errors import ConfigError
 from shardwright.job.objects import allgather
-from shardwright.job.runtime import current_runtime
+from shardwright.job.ranks import data_group
 
 
 def gathered_objects(value: Any) -> list[Any]:
     """Return the values of all ranks with different samples, in the order of their samples."""
-    return allgather(value, data_group(current_runtime()))
+    return allgather(value, data_group())
 
 
 def gathered(values: Any) -> Any:

@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from shardwright.errors import ConfigError
-from shardwright.job.ranks import CommGroup, local_rank
+from shardwright.job.ranks import data_group, group_ranks, local_rank
 from shardwright.job.runtime import Runtime, current_runtime, find_runtime
 
 
@@ -26,11 +26,6 @@ def started(what: str) -> Runtime:
     return current_runtime()
 
 
-def data_group(runtime: Runtime) -> CommGroup:
-    """Return the group of ranks that get different samples, in which this rank is."""
-    return CommGroup.RDP_GROUP if runtime.place.cfg.prescaled_batch else CommGroup.DP_GROUP
-
-
 def take_seat(runtime: Runtime) -> PartialState:
     """Tell accelerate that this process is one of as many as there are ranks with different samples.
 
@@ -39,7 +34,7 @@ def take_seat(runtime: Runtime) -> PartialState:
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     place = runtime.place
-    ranks = place.rdp_ranks if place.cfg.prescaled_batch else place.dp_ranks
+    ranks = group_ranks(data_group())
     PartialState._shared_state.update(
         _cpu=place.device.type == "cpu",
         backend=None,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.activation_checkpointing.isolation import is_isolated
 from shardwright.errors import FrameError
@@ -38,7 +39,8 @@ class ModuleLocations:
 
     def __init__(self) -> None:
         """Create an empty registry."""
-        self._modules: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
+        # By identity: metrics of torchmetrics have hashes of their own, which change, and none while they are made.
+        self._modules: MutableMapping[nn.Module, _Place] = WeakIdKeyDictionary()
 
     def add(
         self,

@@ -71,6 +71,11 @@ def group_ranks(group: CommGroup) -> list[int]:
     return list(runtime.place.topology.group(group.value, runtime.place.rank))
 
 
+def data_group() -> CommGroup:
+    """Return which of the calling rank's groups has the ranks that get different samples."""
+    return RDP_GROUP if current_runtime().place.cfg.prescaled_batch else DP_GROUP
+
+
 def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
     """Return the global rank for a rank of some type. Error messages name it as ``argument``.
 

@@ -19,6 +19,7 @@ from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
 from shardwright.optimizer.awaited_state import AwaitedState
+from shardwright.optimizer.become import become
 from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
 from shardwright.optimizer.master_state import without_half_precision
@@ -360,8 +361,7 @@ def _wrap(
         refuse_optimizer(optimizer, runtime, dtype)
     storage = None if runtime is None else runtime.find(StateStorage)
     more = [kind for kind, is_on in ((HalfPrecision, dtype), (StreamedState, storage)) if is_on is not None]
-    optimizer.__class__ = _distributed_class(*more, type(optimizer))
-    assert isinstance(optimizer, DistributedOptimizer), "it was just made one"
+    optimizer = become(optimizer, _distributed_class(*more, type(optimizer)))
     if isinstance(optimizer, HalfPrecision):
         optimizer.start(scaler, is_float16=dtype is torch.float16)
     if runtime is not None:
