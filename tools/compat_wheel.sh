@@ -12,9 +12,9 @@ mkdir -p "$work"
 git ls-files -z compat | xargs -0 cp --parents --target-directory "$work"  # setuptools writes into the folder it builds
 
 build() { # the environment that builds is the one that is installed into, as in pip install --no-build-isolation
-    tools/uv.sh build --quiet --wheel --no-build-isolation --python .venv/bin/python --out-dir "$1" "$work/compat"
+    tools/uv.sh build --wheel --no-build-isolation --python .venv/bin/python --out-dir "$1" "$work/compat"
 }
-build dist >&2
+said=$(build dist 2>&1) || { printf '%s\n' "$said" >&2; exit 1; }
 wheel=$(ls dist/shardwright_smdistributed-*.whl)
 tools/uv.sh pip install --quiet --python "$python" --constraint requirements/development.txt "$wheel" >&2
 import="import smdistributed.modelparallel.torch as smp; print(smp.DistributedModel.__module__)"

@@ -29,9 +29,8 @@ def test_the_script_of_the_readme_trains_on_two_ranks_without_a_warning(tmp_path
     prepare(tmp_path)
     ended = run_ranks(tmp_path / "script.py", ranks=2, folder=tmp_path)
     assert [one.code for one in ended] == [0, 0], ended[0].err
-    losses = [[line.split()[1] for line in one.out.splitlines()] for one in ended]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 3
+    assert len(list(map(float, ended[0].out.split()))) == 3
+    assert ended[1].out == ""
     for one in ended:
         assert "differs" not in one.err, "every rank has to draw the same batch"
         assert "arning" not in one.err
