@@ -147,7 +147,10 @@ impl Machine {
         }
         if waits > DESCRIBED_WAITS {
             let more = waits - DESCRIBED_WAITS;
-            write_to(&mut text, format_args!("; more microbatches that wait: {more}"));
+            write_to(
+                &mut text,
+                format_args!("; more microbatches that wait: {more}"),
+            );
         }
         if waits == 0 {
             let waited = now.saturating_sub(self.stall.here).as_secs_f64();
