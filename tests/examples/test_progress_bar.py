@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import termios
 import threading
 from pathlib import Path
 
@@ -22,6 +23,7 @@ CONFIGURATION = {"SM_HP_MP_PARAMETERS": json.dumps({"pipeline_parallel_degree": 
 def on_a_terminal(script: Path, ranks: int, folder: Path) -> str:
     """Run a script whose standard error stream is a terminal, and return what it writes there."""
     ours, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (40, 120))  # without columns there is no room for a bar
     pieces: list[bytes] = []
 
     def read() -> None:
