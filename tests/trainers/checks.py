@@ -6,7 +6,6 @@ usage: python -m tests.trainers.checks RANKS FOLDER
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -21,16 +20,12 @@ import transformers
 from shardwright import huggingface
 from torch import nn
 
+from tests.trainers.listed import Checks
 from tests.trainers.models import KINDS, VOCABULARY, Samples, data
 
 FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
-CHECKS: list[Callable[[], None]] = []
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a check."""
-    CHECKS.append(function)
-    return function
+CHECKS = Checks()
+check = CHECKS.add
 
 
 def refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
@@ -373,13 +368,7 @@ def main() -> None:
     ranks = int(sys.argv[1])
     refused(smp.ConfigError, "smp.init", lambda: huggingface.Trainer(model=nn.Linear(2, 2)))
     smp.init(pipeline_parallel_degree=2 if ranks == 2 else 1, microbatches=2, ddp=ranks > 1)
-    for function in CHECKS:
-        try:
-            function()
-        except BaseException as error:
-            error.add_note(f"in {function.__name__} on rank {smp.rank()}")
-            raise
-    print(json.dumps({"checks": len(CHECKS)}))
+    CHECKS.run(smp.rank())
     smp.shutdown()
 
 

@@ -16,15 +16,12 @@ from shardwright.lightning import ShardwrightStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.trainers.listed import Checks
+
 FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
-CHECKS: list[Callable[[], None]] = []
+CHECKS = Checks()
+check = CHECKS.add
 WIDTH = 40  # tensors of more than 4 KiB
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a check."""
-    CHECKS.append(function)
-    return function
 
 
 def refused(text: str, call: Callable[[], Any], error: Any = MisconfigurationException) -> None:

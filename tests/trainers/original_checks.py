@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,18 +20,14 @@ from torch import nn
 
 from tests.trainers.checks import arguments, batches, descended, loss_in_trainer, losses_of, refused
 from tests.trainers.checks import same as within
+from tests.trainers.listed import Checks
 from tests.trainers.models import KINDS, ORIGINAL, VOCABULARY, Samples, data
 
 #: In float32, as Trainer adds up losses.
 same = functools.partial(within, bar=1e-6)
 FOLDER = sys.argv[2] if len(sys.argv) > 2 else ""
-CHECKS: list[Callable[[], None]] = []
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a check."""
-    CHECKS.append(function)
-    return function
+CHECKS = Checks()
+check = CHECKS.add
 
 
 def gpt2() -> tuple[Any, Samples]:
@@ -229,13 +223,7 @@ def what_cannot_work_is_refused() -> None:
 
 def main() -> None:
     """Run all, in a job that the import of transformers has started."""
-    for function in CHECKS:
-        try:
-            function()
-        except BaseException as error:
-            error.add_note(f"in {function.__name__} on rank {smp.rank()}")
-            raise
-    print(json.dumps({"checks": len(CHECKS)}))
+    CHECKS.run(smp.rank())
     smp.shutdown()
 
 

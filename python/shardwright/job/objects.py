@@ -6,6 +6,7 @@ Before ``smp.init``, all functions raise :class:`ShardwrightError`.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,13 @@ def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
 def receive_on(runtime: Runtime, rank: int, channel: str, deadline: float | None = None) -> Any:
     """Receive a value sent by :func:`send_on`; raises ``TimeoutError`` after ``deadline`` (monotonic time)."""
     return decode_from(runtime, rank, *receive_object(runtime, rank, channel, deadline))
+
+
+def receive_from_others(runtime: Runtime, channel: str, seconds: float) -> list[Any]:
+    """Receive what every other rank has sent on a channel, by rank; raises ``TimeoutError`` after so many seconds."""
+    deadline = time.monotonic() + seconds
+    others = (rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank)
+    return [receive_on(runtime, rank, channel, deadline) for rank in others]
 
 
 def send_in_step(runtime: Runtime, rank: int, channel: str, value: Any) -> None:

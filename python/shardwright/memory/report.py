@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import ShardwrightError
-from shardwright.job.objects import gathered, receive_on, send_on
+from shardwright.job.objects import gathered, receive_from_others, send_on
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import current_runtime
 from shardwright.memory.account import MemoryAccount, RankAccount
@@ -79,12 +78,9 @@ class Announcement:
         if self._is_over or self._own is None:
             return
         self._is_over = True
-        deadline, runtime = time.monotonic() + _SECONDS, self._runtime
+        runtime = self._runtime
         try:
-            others = [
-                RankAccount(**receive_on(runtime, rank, _CHANNEL, deadline))
-                for rank in range(1, runtime.place.launch.world_size)
-            ]
+            others = [RankAccount(**one) for one in receive_from_others(runtime, _CHANNEL, _SECONDS)]
         except (ShardwrightError, TimeoutError) as error:
             runtime.logger.info("the account of memory is not printed: %s", error)
             return

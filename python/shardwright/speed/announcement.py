@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from shardwright.errors import ShardwrightError
-from shardwright.job.objects import receive_on, send_on
+from shardwright.job.objects import receive_from_others, send_on
 from shardwright.speed.figures import Division, RankTime, speed_line
 
 if TYPE_CHECKING:
@@ -50,12 +49,9 @@ class SpeedAnnouncement:
         if self._is_over or self._own is None:
             return
         self._is_over = True
-        deadline, runtime = time.monotonic() + _SECONDS, self._runtime
+        runtime = self._runtime
         try:
-            others = [
-                RankTime(*receive_on(runtime, rank, _CHANNEL, deadline))
-                for rank in range(1, runtime.place.launch.world_size)
-            ]
+            others = [RankTime(*one) for one in receive_from_others(runtime, _CHANNEL, _SECONDS)]
         except (ShardwrightError, TimeoutError) as error:
             runtime.logger.info("the speed of steps is not said: %s", error)
             return
