@@ -98,6 +98,24 @@ def _round(number: int, state: ways.State, into: ways.State, folder: Path, measu
         ways.remove(path)
 
 
+def _reshard(state: ways.State, into: ways.State, folder: Path, measured: Measured) -> None:
+    """A checkpoint of layout 2x1x1 is loaded by one of the ranks of 1x1x2, which both read the same."""
+    path = folder / "stages"
+    ways.save_stages(state, path)
+    ways.forget(path)
+    for tensor in into.values():
+        tensor.zero_()
+    before = _forget_peak()
+    begun = time.perf_counter()
+    nbytes = ways.load_ours(into, path)
+    measured.reshard.append(time.perf_counter() - begun)
+    measured.memory.setdefault("load under another layout", []).append(_peak() - before)
+    measured.read.append(nbytes / sum(tensor.nbytes for tensor in state.values()))
+    if not all(torch.equal(into[key], state[key]) for key in state):
+        raise SystemExit("a checkpoint of two stages does not give what was saved")
+    ways.remove(path)
+
+
 def _background(
     state: ways.State, into: ways.State, memory: CheckpointMemory, folder: Path, measured: Measured
 ) -> None:
@@ -140,6 +158,7 @@ def main() -> int:
         for number in range(-1, args.rounds):  # the first one does not count
             print(f"\rround {number + 1}/{args.rounds} ", end="", file=sys.stderr, flush=True)
             _round(number, state, into, folder, measured if number >= 0 else Measured())
+            _reshard(state, into, folder, measured if number >= 0 else Measured())
         memory = CheckpointMemory()
         before = _forget_peak()
         for number in range(-1, args.rounds):

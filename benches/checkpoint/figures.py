@@ -19,6 +19,7 @@ BARS = {
     "save_vs_dcp": Bar(">", 1.0),
     "load_vs_dcp": Bar(">", 1.0),
     "async_block_vs_memcpy": Bar("<", 1.5),
+    "reshard_bytes_read": Bar("<=", 1.001),
 }
 
 
@@ -31,6 +32,8 @@ class Measured:
         load: Of a load from the disk, by who loads.
         memcpy: Of one copy of the state into memory that is used already.
         block: How long a save in the background keeps its caller.
+        reshard: How long a replica takes to load what two stages of a pipeline saved.
+        read: The bytes it reads for that, in sizes of the state; files have headers besides.
         memory: What our save, load and save in the background add to the process's peak, in bytes.
     """
 
@@ -38,6 +41,8 @@ class Measured:
     load: dict[str, list[float]] = field(default_factory=dict)
     memcpy: list[float] = field(default_factory=list)
     block: list[float] = field(default_factory=list)
+    reshard: list[float] = field(default_factory=list)
+    read: list[float] = field(default_factory=list)
     memory: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -54,6 +59,7 @@ def figures(measured: Measured) -> dict[str, float]:
             found[f"{what}_vs_{other}"] = _times_as_fast(getattr(measured, what), other)
     blocked = zip(measured.block, measured.memcpy, strict=True)
     found["async_block_vs_memcpy"] = statistics.median(block / copy for block, copy in blocked)
+    found["reshard_bytes_read"] = max(measured.read)
     return found
 
 
@@ -72,6 +78,7 @@ def table(measured: Measured, nbytes: int) -> Table:
     for what in ("save", "load"):
         for who, values in getattr(measured, what).items():
             row(f"{what}: {who}", values)
+    row("load of two pipeline ranks' checkpoint by a replica", measured.reshard)
     row("one copy in memory", measured.memcpy)
     row("a save in the background keeps its caller", measured.block)
     for what, peaks in measured.memory.items():

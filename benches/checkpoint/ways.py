@@ -52,16 +52,26 @@ def _pieces(state: State) -> list[tuple[str, torch.Tensor, list[int], tuple[list
     return [(f"model/{name}", one, shape, ([0] * len(shape), shape, None)) for name, one, shape in whole]
 
 
-def _commit(writer: CheckpointWriter, report: str) -> None:
-    degrees = dict.fromkeys(("pipeline", "tensor", "reduced_data", "optimizer_sharding", "sharded_data"), 1)
+def _commit(writer: CheckpointWriter, *reports: str) -> None:
+    """As of a pipeline whose ranks each wrote one part."""
+    degrees = dict.fromkeys(("tensor", "reduced_data", "optimizer_sharding", "sharded_data"), 1)
+    degrees["pipeline"] = len(reports)
     description = {"library_version": "0", "step": 1, "degrees": degrees, "partition": [], "aliases": []}
-    writer.commit(json.dumps({**description, "user_content": None}), [report])
+    writer.commit(json.dumps({**description, "user_content": None}), list(reports))
 
 
 def save_ours(state: State, path: Path) -> None:
     """One part, and the manifest; both flush what they write."""
     writer = CheckpointWriter(path, _TAG)
     _commit(writer, writer.write_part("part-0.safetensors", _pieces(state)))
+
+
+def save_stages(state: State, path: Path) -> None:
+    """As a pipeline of two ranks does: each writes the layers of its stage."""
+    writer, pieces = CheckpointWriter(path, _TAG), _pieces(state)
+    half = len(pieces) // 2
+    stages = (pieces[:half], pieces[half:])
+    _commit(writer, *(writer.write_part(f"part-{rank}.safetensors", stage) for rank, stage in enumerate(stages)))
 
 
 def begin_ours(state: State, path: Path, memory: CheckpointMemory) -> PartInBackground:
@@ -74,10 +84,11 @@ def end_ours(path: Path, part: PartInBackground) -> None:
     _commit(CheckpointWriter(path, _TAG), part.wait())
 
 
-def load_ours(into: State, path: Path) -> None:
-    """Every chunk is verified."""
+def load_ours(into: State, path: Path) -> int:
+    """Every chunk is verified; returns the bytes that were read."""
     reader = CheckpointReader(path)
-    reader.read([(name, one, part) for name, one, _, part in _pieces(into)])
+    _, _, nbytes = reader.read([(name, one, part) for name, one, _, part in _pieces(into)])
+    return nbytes
 
 
 def save_torch(state: State, path: Path) -> None:

@@ -319,10 +319,10 @@ impl DeviceMemory {
         if !self.owner.is_here() {
             return None;
         }
+        let mut is_new = false;
         let active = self.active.get_or_init(|| match self.activate(ordinal) {
             Ok(active) => {
-                // The peers' buffers are opened by the thread.
-                drop(self.inbox.push(Job::Look));
+                is_new = true;
                 Some(active)
             }
             Err(error) => {
@@ -330,6 +330,10 @@ impl DeviceMemory {
                 None
             }
         });
+        if is_new {
+            // The peers' buffers are opened by the thread, which has to find the device in use.
+            drop(self.inbox.push(Job::Look));
+        }
         active.as_ref().filter(|active| active.ordinal == ordinal)
     }
 

@@ -1,11 +1,12 @@
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use shardwright_buffers::{Import, ImportError, Pool};
 use shardwright_core::Rank;
 use shardwright_wire::SharedMemory;
 
 use super::buffer::Offered;
-use super::{DeviceMemory, PeerDevice};
+use super::{DeviceMemory, Job, PeerDevice};
 
 const ORDINAL: i32 = 0;
 
@@ -52,5 +53,30 @@ fn a_place_past_the_end_of_what_device_memory_really_holds_is_refused_whatever_i
             matches!(refused, ImportError::NoSuchPlace { .. }),
             "{refused}"
         );
+    }
+}
+
+#[test]
+fn the_thread_that_is_told_to_look_for_peers_finds_the_device_in_use() {
+    const ROUNDS: usize = 200;
+    const WAIT: Duration = Duration::from_secs(30);
+    let pool = Pool::new(1 << 20).unwrap();
+    for round in 0..ROUNDS {
+        let memory = memory(&pool, 0);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let deadline = Instant::now() + WAIT;
+                // Awake at once, as a thread that has just begun is.
+                while Instant::now() < deadline {
+                    if let Some(job) = memory.inbox().take(Duration::ZERO).pop_front() {
+                        assert!(matches!(job, Job::Look));
+                        return memory.is_active();
+                    }
+                }
+                panic!("it was not told to look");
+            });
+            memory.activate_now(ORDINAL);
+            assert!(thread.join().unwrap(), "round {round}");
+        });
     }
 }
