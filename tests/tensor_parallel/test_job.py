@@ -43,3 +43,10 @@ def test_known_shapes_are_not_waited_for(ranks: int, pipeline: int, back_end: st
             r"refused: .*DistributedLinear '\d.divided': shapes have to be the same on all tp ranks", changed
         )
         assert re.match(r"refused: .*DistributedLinear '1.divided'", skipped)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "fast"])
+def test_ranks_keep_one_order_whenever_each_collects_garbage(mode: str) -> None:
+    """A result that only garbage refers to is fetched at the end of a task on one rank, and released on the other."""
+    for output in outputs_of_ranks(PROGRAM.with_name("garbage.py"), mode, ranks=4):
+        assert output.splitlines()[-2:] == ["exact with width 8", "exact with width 64"]

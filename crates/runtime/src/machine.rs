@@ -184,6 +184,8 @@ pub struct Machine {
     ready: Vec<ReadyItem>,
     arrivals: u64,
     next_request: u64,
+    /// Over a tensor-parallel group.
+    next_fetch: u64,
     outstanding: BTreeMap<RequestId, Outstanding>,
     serving: BTreeMap<RequestKey, Served>,
     parked: Parked,
@@ -238,6 +240,7 @@ impl Machine {
             ready: Vec::new(),
             arrivals: 0,
             next_request: 0,
+            next_fetch: 0,
             outstanding: BTreeMap::new(),
             serving: BTreeMap::new(),
             parked: Parked::default(),

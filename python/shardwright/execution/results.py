@@ -58,8 +58,10 @@ class Response:
         self.holder, self.module, self.last = 0, "", 0
         #: The tensors of that request's answer that have arrived; None until the answer has arrived.
         self._parts: _core.TensorParts | None = None
+        #: Tensors that were fetched at the task's end, by index.
+        self.fetched: dict[int, _core.TensorParts] = {}
         #: Tensors that are on another rank until this rank uses them.
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[Any] = []
         if not is_there:
             task.responses.append(self)
 
@@ -87,8 +89,10 @@ class Response:
         dtype, shape, strides, device, _ = meta
         on = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
         tensor: torch.Tensor = remote_tensor(shape, strides, dtype_of(dtype), on, _Tensor(self, index, meta))
+        task = self._task()
+        task.left_results = True
         if not self._predicted and not self.tensors:
-            self._task().responses.append(self)
+            task.responses.append(self)
         self.tensors.append(tensor)
         return tensor
 
@@ -97,12 +101,22 @@ class Response:
         parts = self.verify()
         if parts.is_here(index):
             return unpack_one(parts, index)
-        self.runtime[_core.Sites].wants(self.site)
-        task = self._task()
-        fetched = self.runtime.server.fetch(task.worker, self.holder, self.requests[self.last], index)
-        with Suspended():
-            (answer,) = self.runtime.server.wait(task.worker, [fetched], task.phase)
-        return unpack_one(answer.parts, 0)
+        if index not in self.fetched:
+            self.runtime[_core.Sites].wants(self.site)
+            task = self._task()
+            with Suspended():
+                (answer,) = self.runtime.server.wait(task.worker, [self.fetch(index)], task.phase)
+            self.fetched[index] = answer.parts
+        return unpack_one(self.fetched.pop(index), 0)
+
+    def fetch(self, index: int) -> int:
+        """Ask for a tensor that the answer lacks; return the request's id."""
+        return self.runtime.server.fetch(self._task().worker, self.holder, self.requests[self.last], index)
+
+    def missing(self) -> list[int]:
+        """Return the indices of the tensors that the answer, which has arrived, lacks."""
+        parts = self.verify()
+        return [index for tensor in self.tensors if not parts.is_here(index := tensor.source.index)]
 
     def look(self) -> bool:
         """Return whether the answer has arrived, without waiting."""
@@ -199,9 +213,30 @@ def finish(task: RunningTask) -> None:
     for response in task.responses:
         response.verify()
     release_unused(task)
+    _fetch_rest(task)
     for response in task.responses:
         bring(response.tensors)
     release_unused(task)
+
+
+def _fetch_rest(task: RunningTask) -> None:
+    """Fetch all that the responses of an ending task lack, in one wait.
+
+    What is still referenced is also a matter of when Python collects garbage, and the ranks of a tensor-parallel group must
+    give up the turn equally often. They therefore wait even if there is nothing to fetch, and fetches do not change how
+    later calls are made.
+    """
+    runtime, alone = task.runtime, len(task.runtime.place.tp_ranks) == 1
+    missing = [(response, index) for response in task.responses for index in response.missing()]
+    if not missing and (alone or not task.left_results):
+        return
+    requests = [response.fetch(index) for response, index in missing]
+    with Suspended():
+        answers = runtime.server.wait(task.worker, requests, task.phase)
+    for (response, index), answer in zip(missing, answers, strict=True):
+        response.fetched[index] = answer.parts
+        if alone:
+            runtime[_core.Sites].wants(response.site)
 
 
 def _references() -> int:

@@ -72,7 +72,9 @@ def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> 
     if call.notes.private:
         notes.pop("kept_arguments", None)  # no other rank has them
     frames.settle(request.microbatch)
-    is_open = bool(frame.answers or frame.calls or frame.inputs_live())
+    # The ranks of a tensor-parallel group must agree, and graphs in reference cycles are collected at any time.
+    inputs_live = frame.inputs_live() if len(runtime.place.tp_ranks) == 1 else bool(frame.inputs)
+    is_open = bool(frame.answers or frame.calls or inputs_live)
     if is_open:
         frames.keep((request.requester, request.id), frame)
     else:

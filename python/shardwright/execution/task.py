@@ -43,6 +43,7 @@ class RunningTask:
         sets: Attributes that it has set although the trace saw no such change, with their previous values.
         returned: Tensors of their state that modules returned to it: module name, tensor and version.
         responses: The responses to its calls that have not arrived, or not completely.
+        left_results: Whether results of its calls were left on the ranks that computed them.
     """
 
     runtime: Runtime
@@ -60,6 +61,7 @@ class RunningTask:
     sets: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
     returned: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
+    left_results: bool = False
 
     def describe(self) -> str:
         """Describe where the task runs, for an exception raised in it."""

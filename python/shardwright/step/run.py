@@ -26,6 +26,7 @@ from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves, close_calls, in_frame
+from shardwright.frames.remote import bring
 from shardwright.job.received import decode_from
 from shardwright.job.runtime import Runtime
 from shardwright.memory import Announcement, MemoryAccount
@@ -343,7 +344,7 @@ class _Pipeline:
             result = self.step.function(*arguments[0], **arguments[1])
         frame.settle()
         task.ending = True
-        self.results[microbatch] = _finished(self.step, result)
+        self.results[microbatch] = _finished(self.step, bring(result))
         del result
         finish(task)
         close_calls(frame, ServerBackward(task, frame))

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use shardwright_core::{Rank, WorkerId};
+use shardwright_core::{Rank, RequestId, WorkerId};
 use shardwright_wire::{
     Asked, Message, Phase, Request, TaskEvent, TaskName, TaskOrder, TaskSource,
 };
@@ -21,7 +21,11 @@ use crate::failure::{FailureKind, ServerError};
 use crate::trace::TraceKind;
 
 /// So many requests of a step have numbers that no other step's have.
-const REQUESTS_OF_A_STEP: u64 = 1_000_000;
+const REQUESTS_OF_A_STEP: u64 = 1_000_000_000;
+
+/// Fetches are counted from here. Each rank has its own, since what is still referenced when a task ends, and so has to be
+/// fetched, is also a matter of when Python collects garbage. They must not shift the numbers of requests.
+const FIRST_FETCH_OF_A_STEP: u64 = REQUESTS_OF_A_STEP / 2;
 
 /// How far this rank is in the order of its tensor-parallel group.
 #[derive(Debug, Default)]
@@ -51,7 +55,17 @@ impl Machine {
         self.peer_order = PeerOrder::default();
         if self.has_peers() {
             self.next_request = self.plan.step.0 * REQUESTS_OF_A_STEP;
+            self.next_fetch = self.next_request + FIRST_FETCH_OF_A_STEP;
         }
+    }
+
+    /// The number of a fetch.
+    pub(super) fn fetch_id(&mut self) -> RequestId {
+        if !self.has_peers() {
+            return self.next_id();
+        }
+        self.next_fetch += 1;
+        RequestId(self.next_fetch)
     }
 
     /// Whether tasks have one order over several ranks.

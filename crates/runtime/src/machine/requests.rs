@@ -170,14 +170,14 @@ impl Machine {
         id
     }
 
-    fn next_id(&mut self) -> RequestId {
+    pub(super) fn next_id(&mut self) -> RequestId {
         self.next_request += 1;
         RequestId(self.next_request)
     }
 
     /// Expects a tensor of an earlier answer, which comes as an answer of its own.
     pub(super) fn expect_tensor(&mut self, like: RequestId, holder: Rank) -> RequestId {
-        let id = self.next_id();
+        let id = self.fetch_id();
         let about = self.outstanding.get(&like);
         let tensor = Outstanding {
             to: holder,
