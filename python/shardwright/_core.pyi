@@ -2037,6 +2037,12 @@ class Sites:
         """
         Whether callers may go on before answers are there.
         """
+    def restart(self, /) -> bool:
+        """
+        The ranks of a tensor-parallel group have come to know calls at different times: all that is known counts as seen in
+        this step for the first time. Returns whether anything is predicted after that, which is not where they part again
+        and again.
+        """
     def set_ordered(self, /, site: SupportsIndex) -> None:
         """
         The call has changed what a module keeps: from now on its caller waits for it.

@@ -136,6 +136,7 @@ fn task_event(choices: &mut Unstructured<'_>) -> Result<TaskEvent> {
                 ModelId(choices.arbitrary()?),
                 choices.arbitrary::<Option<u32>>()?.map(ModuleId),
             ),
+            is_predicted: choices.arbitrary()?,
         }),
         _ => TaskEvent::Ends(task_name(choices)?),
     })

@@ -52,6 +52,13 @@ impl Sites {
         self.lock().begin_step(step, function, predicts);
     }
 
+    /// The ranks of a tensor-parallel group have come to know calls at different times: all that is known counts as seen in
+    /// this step for the first time. Returns whether anything is predicted after that, which is not where they part again
+    /// and again.
+    fn restart(&self) -> bool {
+        self.lock().restart()
+    }
+
     /// A call of the step function that runs: the module that makes it (None for the step function), its number there,
     /// the model, the modules that it asks for one after another, with their children to run, and its torch state.
     #[pyo3(signature = (caller, number, model, asked, context))]

@@ -11,6 +11,9 @@ use crate::machine::Expected;
 /// So many kinds of arguments are remembered for a call; more vary too much for what they give to be known.
 const MOST_RECORDS: usize = 16;
 
+/// After so many restarts nothing is predicted any more.
+const MOST_RESTARTS: u32 = 8;
+
 /// What a job's configuration says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PredictionRules {
@@ -87,6 +90,7 @@ pub struct Predictions {
     step: u64,
     function: String,
     predicts: bool,
+    restarts: u32,
 }
 
 impl Predictions {
@@ -99,6 +103,7 @@ impl Predictions {
             step: 0,
             function: String::new(),
             predicts: true,
+            restarts: 0,
         }
     }
 
@@ -109,7 +114,19 @@ impl Predictions {
 
     /// Whether callers may go on before answers are there.
     pub fn predicts(&self) -> bool {
-        self.rules.learns && self.predicts
+        self.rules.learns && self.predicts && self.restarts < MOST_RESTARTS
+    }
+
+    /// Ranks that have to predict the same calls have come to know them at different times: all that is known counts as
+    /// seen in this step for the first time. Whether anything is predicted after that, which is not where they part again and
+    /// again.
+    pub fn restart(&mut self) -> bool {
+        self.restarts += 1;
+        let records = self.sites.iter_mut().flat_map(|site| &mut site.records);
+        for record in records {
+            record.since = self.step;
+        }
+        self.restarts < MOST_RESTARTS
     }
 
     /// A step begins; in one that is run again after a departure nothing is predicted.
@@ -150,7 +167,7 @@ impl Predictions {
     }
 
     fn answers(&self, site: &Site, given: &Expected) -> Option<Vec<Arc<Expected>>> {
-        if !self.predicts || site.is_ordered {
+        if !self.predicts() || site.is_ordered {
             return None;
         }
         let record = site.records.iter().find(|record| *record.given == *given)?;
@@ -162,7 +179,13 @@ impl Predictions {
     pub fn learn(&mut self, site: SiteId, given: Arc<Expected>, answers: Vec<Arc<Expected>>) {
         let records = &mut self.sites[site.0 as usize].records;
         if let Some(record) = records.iter_mut().find(|record| record.given == given) {
-            record.is_steady &= record.answers == answers;
+            record.is_steady &= record.answers.len() == answers.len();
+            for (known, answer) in record.answers.iter_mut().zip(&answers) {
+                record.is_steady &= known.is_like(answer);
+                if !known.kind.keeps_all_of(&answer.kind) {
+                    Arc::make_mut(known).kind.keep_all_of(&answer.kind);
+                }
+            }
         } else if records.len() < MOST_RECORDS {
             records.push(Record {
                 given,

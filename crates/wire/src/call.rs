@@ -329,6 +329,39 @@ pub enum AnswerKind {
     Gradients(Gradients),
 }
 
+impl AnswerKind {
+    /// Whether another answer is of the same kind and says the same, apart from what is kept.
+    pub fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Result(own), Self::Result(other)) | (Self::Passed(own), Self::Passed(other)) => {
+                own == other || own.is_like(other)
+            }
+            _ => self == other,
+        }
+    }
+
+    /// What is said of the tensors.
+    pub fn notes(&self) -> Option<&Arc<ResultNotes>> {
+        match self {
+            Self::Result(notes) | Self::Passed(notes) => Some(notes),
+            Self::Value | Self::Stopped | Self::Gradients(_) => None,
+        }
+    }
+
+    /// Whether all that another one, which is like it, says is kept is kept here too.
+    pub fn keeps_all_of(&self, other: &Self) -> bool {
+        let both = self.notes().zip(other.notes());
+        both.is_none_or(|(own, other)| own.keeps_all_of(other))
+    }
+
+    /// Says that all is kept that another one, which is like it, says is kept.
+    pub fn keep_all_of(&mut self, other: &Self) {
+        if let (Self::Result(own) | Self::Passed(own), Some(other)) = (self, other.notes()) {
+            Arc::make_mut(own).keep_all_of(other);
+        }
+    }
+}
+
 impl From<Body> for Answer {
     fn from(body: Body) -> Self {
         Self {

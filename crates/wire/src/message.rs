@@ -237,6 +237,8 @@ pub struct Asked {
     pub microbatch: MicrobatchId,
     /// The model, and its module where it is about one.
     pub module: (ModelId, Option<ModuleId>),
+    /// Whether it takes the answer to be as in earlier steps, and goes on before it is there.
+    pub is_predicted: bool,
 }
 
 /// An object of `smp.send` and its like.

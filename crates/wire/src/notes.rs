@@ -70,6 +70,35 @@ impl ResultNotes {
             && self.composites.is_empty()
     }
 
+    /// Whether another execution may be said to have done the same. What is kept is not compared: while it is sent or moved,
+    /// or is garbage, memory has more references than a module holds.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let same_kept = Self {
+            kept_arguments: self.kept_arguments.clone(),
+            kept_results: self.kept_results.clone(),
+            ..other.clone()
+        };
+        *self == same_kept
+    }
+
+    /// Whether all that another execution kept is said to be kept.
+    pub fn keeps_all_of(&self, other: &Self) -> bool {
+        let has = |all: &[u32], some: &[u32]| some.iter().all(|one| all.contains(one));
+        has(&self.kept_arguments, &other.kept_arguments)
+            && has(&self.kept_results, &other.kept_results)
+    }
+
+    /// Says that all is kept that either execution kept.
+    pub fn keep_all_of(&mut self, other: &Self) {
+        let add = |all: &mut Vec<u32>, some: &[u32]| {
+            all.extend_from_slice(some);
+            all.sort_unstable();
+            all.dedup();
+        };
+        add(&mut self.kept_arguments, &other.kept_arguments);
+        add(&mut self.kept_results, &other.kept_results);
+    }
+
     /// Whether nothing is said but whether a gradient may come back.
     pub fn is_plain(&self) -> bool {
         self.may_stay()

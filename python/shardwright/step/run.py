@@ -87,6 +87,11 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
                     raise
                 runtime[StateOrder].departures += 1
                 _say_again(runtime, step, error)
+                if len(runtime.place.tp_ranks) > 1 and not runtime[_core.Sites].restart():
+                    runtime.logger.warning(
+                        "static mode predicts nothing from now on: too many steps departed from it; the calls of all "
+                        "tensor-parallel ranks must be alike for it"
+                    )
             except StateOrderError as error:
                 runtime[StateOrder].tighten(runtime, error)
                 _say_again(runtime, step, error)

@@ -107,6 +107,7 @@ fn task_order(step: StepEpoch) -> Message {
         phase: Some(Phase::Forward),
         microbatch: MicrobatchId(3),
         module: (ModelId(0), Some(ModuleId(7))),
+        is_predicted: true,
     };
     Message::TaskOrder(Box::new(TaskOrder {
         step,

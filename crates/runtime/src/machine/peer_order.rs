@@ -49,6 +49,15 @@ fn is_same(one: &TaskName, other: &TaskName) -> bool {
     one.source == other.source && one.microbatch == other.microbatch
 }
 
+/// Whether two calls are one, apart from what is known of the answer.
+fn is_same_call(one: &Asked, other: &Asked) -> bool {
+    let is_predicted = other.is_predicted;
+    Asked {
+        is_predicted,
+        ..*one
+    } == *other
+}
+
 impl Machine {
     /// Begins a step. Requests are named by their numbers, which a failed step leaves apart.
     pub(super) fn begin_peer_order(&mut self) {
@@ -106,7 +115,13 @@ impl Machine {
     }
 
     /// A worker's task asks another rank for something.
-    pub(super) fn tell_asked(&mut self, worker: Option<WorkerId>, to: Rank, about: &About) {
+    pub(super) fn tell_asked(
+        &mut self,
+        worker: Option<WorkerId>,
+        to: Rank,
+        about: &About,
+        is_predicted: bool,
+    ) {
         if !self.has_peers() {
             return;
         }
@@ -117,6 +132,7 @@ impl Machine {
                 phase: about.kind.phase(),
                 microbatch: task.microbatch,
                 module: (about.model, about.module),
+                is_predicted,
             };
             self.happened(TaskEvent::Asks(asked));
         }
@@ -207,8 +223,16 @@ impl Machine {
                 _ => theirs == own,
             };
             if !fits {
-                let (theirs, own) = (self.event_text(theirs), self.event_text(own));
-                self.fail_apart(&theirs, &own, now);
+                match (theirs, own) {
+                    (TaskEvent::Asks(theirs), TaskEvent::Asks(own)) if is_same_call(theirs, own) => {
+                        let own = *own;
+                        self.predict_apart(&own, now);
+                    }
+                    _ => {
+                        let (theirs, own) = (self.event_text(theirs), self.event_text(own));
+                        self.fail_apart(&theirs, &own, now);
+                    }
+                }
                 return;
             }
             self.peer_order.theirs.pop_front();
@@ -230,6 +254,28 @@ impl Machine {
             self.fail_apart(&theirs, &own, now);
         }
         fits
+    }
+
+    /// One rank takes an answer to be known and another waits for it, so that they would not go on at the same time: the
+    /// step is run again without predictions.
+    fn predict_apart(&mut self, own: &Asked, now: Duration) {
+        let leader = self.config.tensor_group[0];
+        let (predicts, waits) = if own.is_predicted {
+            (self.config.rank, leader)
+        } else {
+            (leader, self.config.rank)
+        };
+        let message = format!(
+            "the ranks of a tensor-parallel group do not know the same calls: for rank {predicts} the results are as in the \
+             steps recorded for static mode, and rank {waits} has not called it with such arguments so often",
+        );
+        let kind = FailureKind::Departure;
+        let mut failure = self.own_failure(kind, "DepartureError", message, None);
+        let (model, module) = own.module;
+        failure.report.module = module.map(|module| self.module_name(model, module));
+        failure.report.microbatch = Some(own.microbatch);
+        failure.report.phase = own.phase;
+        self.fail_with(failure, true, now);
     }
 
     fn fail_apart(&mut self, theirs: &str, own: &str, now: Duration) {

@@ -100,9 +100,10 @@ impl Machine {
             return Err(ServerError::Aborted);
         }
         let about = About::new(new.model, &new.work, new.microbatch);
-        let id = self.expect_answer(to, &about, new.expected.take());
+        let expected = new.expected.take();
+        self.tell_asked(worker, to, &about, expected.is_some());
+        let id = self.expect_answer(to, &about, expected);
         self.order_asks(worker, id, &about);
-        self.tell_asked(worker, to, &about);
         self.send(worker, (self.config.rank, id), to, new, now);
         Ok(id)
     }
@@ -119,9 +120,9 @@ impl Machine {
         self.require_running("announce_request")?;
         self.require_turn(worker, "announce_request")?;
         self.require_in_pipeline(to)?;
+        self.tell_asked(Some(worker), to, about, expected.is_some());
         let id = self.expect_answer(to, about, expected);
         self.order_asks(Some(worker), id, about);
-        self.tell_asked(Some(worker), to, about);
         Ok(id)
     }
 

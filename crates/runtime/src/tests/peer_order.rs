@@ -4,16 +4,18 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use shardwright_core::{MicrobatchId, ModelId, Rank, StepEpoch, WorkerId};
+use shardwright_core::{MicrobatchId, ModelId, ModuleId, Rank, StepEpoch, WorkerId};
 use shardwright_schedule::Schedule;
-use shardwright_wire::{Message, Phase, TaskEvent, TaskName, TaskOrder, TaskSource, Value, Work};
+use shardwright_wire::{
+    AnswerKind, Asked, Message, Phase, TaskEvent, TaskName, TaskOrder, TaskSource, Value, Work,
+};
 
 use super::rig::{
     Behaviour, Ended, TestRank, WATCHDOG, backward, config, forward, job_of, microbatch_of,
-    on_every_rank, plan, shut_down,
+    new_request, on_every_rank, plan, shut_down,
 };
 use crate::machine::{Grant, Machine};
-use crate::{FailureKind, MainEvent, ServerError, StepPlan, Task};
+use crate::{Expected, FailureKind, MainEvent, ServerError, StepPlan, Task};
 
 const MICROBATCHES: u32 = 6;
 
@@ -207,4 +209,64 @@ fn a_turn_that_another_message_has_overtaken_is_given_in_its_place() {
         microbatch: MicrobatchId(1),
     };
     assert_eq!(machine.take_grant(WorkerId(0)), Some(Grant::Task(task)));
+}
+
+#[test]
+fn a_step_in_which_one_rank_predicts_what_another_waits_for_is_run_again() {
+    for theirs in [false, true] {
+        let mut own = config(2, &[2, 3], 4);
+        own.tensor_group = vec![Rank(0), Rank(2)];
+        let mut machine = Machine::new(own);
+        machine.name_modules(ModelId(0), ["", "first"].map(str::to_owned).to_vec());
+        let (now, microbatch) = (Duration::ZERO, MicrobatchId(1));
+        machine.begin_step(plan(1, "train", 2), now).unwrap();
+        machine.poll_main(now);
+        let turn = TaskEvent::Turn(TaskName {
+            source: TaskSource::Root,
+            phase: Phase::Forward,
+            microbatch,
+            module: None,
+        });
+        let asked = TaskEvent::Asks(Asked {
+            place: 1,
+            phase: Some(Phase::Forward),
+            microbatch,
+            module: (ModelId(0), Some(ModuleId(1))),
+            is_predicted: theirs,
+        });
+        let told = TaskOrder {
+            step: StepEpoch(1),
+            number: 0,
+            events: vec![turn, asked],
+        };
+        machine.deliver(Rank(0), Message::TaskOrder(Box::new(told)), now);
+        machine.poll_main(now);
+        machine.worker_returns(WorkerId(0), now).unwrap();
+        assert!(matches!(
+            machine.take_grant(WorkerId(0)),
+            Some(Grant::Task(_))
+        ));
+        let mut call = new_request(forward(1), microbatch, Value::None);
+        call.expected = (!theirs).then(|| Expected {
+            kind: AnswerKind::Value,
+            value: Value::None,
+            tensors: Vec::new(),
+        });
+        machine
+            .send_request(Some(WorkerId(0)), Rank(3), call, now)
+            .unwrap();
+        machine.worker_returns(WorkerId(0), now).unwrap();
+        let Some(MainEvent::Failed(failure)) = machine.poll_main(now) else {
+            panic!("it goes on");
+        };
+        assert_eq!(failure.kind, FailureKind::Departure);
+        let report = &failure.report;
+        let (predicts, waits) = if theirs { (0, 2) } else { (2, 0) };
+        let named = format!("for rank {predicts} the results are as in");
+        assert!(report.message.contains(&named), "{}", report.message);
+        let named = format!("rank {waits} has not called it");
+        assert!(report.message.contains(&named), "{}", report.message);
+        assert_eq!(report.module.as_deref(), Some("first"));
+        assert_eq!(report.microbatch, Some(microbatch));
+    }
 }

@@ -27,6 +27,7 @@ pub(super) fn write_order(writer: &mut Writer, order: &TaskOrder) {
                 writer.u32(asked.microbatch.0);
                 writer.u32(asked.module.0.0);
                 writer.option(asked.module.1, |writer, module| writer.u32(module.0));
+                writer.bool(asked.is_predicted);
             }
             TaskEvent::Ends(task) => {
                 writer.u8(2);
@@ -56,6 +57,7 @@ pub(super) fn read_order(reader: &mut Reader<'_>) -> Result<TaskOrder, CodecErro
                     ModelId(reader.u32()?),
                     reader.option(|reader| reader.u32().map(ModuleId))?,
                 ),
+                is_predicted: reader.bool()?,
             }),
             2 => TaskEvent::Ends(read_task(reader)?),
             3 => TaskEvent::Enters(reader.text()?),

@@ -264,17 +264,19 @@ fn task_events() -> impl Strategy<Value = TaskEvent> {
         any::<(u32, u32, u32)>(),
         option::of(phases()),
         option::of(any::<u32>()),
+        any::<bool>(),
     );
     prop_oneof![
         task_names().prop_map(TaskEvent::Turn),
         task_names().prop_map(TaskEvent::Ends),
         ".{0,9}".prop_map(TaskEvent::Enters),
         asked.prop_map(
-            |((place, microbatch, model), phase, module)| TaskEvent::Asks(Asked {
+            |((place, microbatch, model), phase, module, is_predicted)| TaskEvent::Asks(Asked {
                 place,
                 phase,
                 microbatch: MicrobatchId(microbatch),
                 module: (ModelId(model), module.map(ModuleId)),
+                is_predicted,
             })
         ),
     ]
