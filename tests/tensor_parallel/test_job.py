@@ -50,3 +50,13 @@ def test_ranks_keep_one_order_whenever_each_collects_garbage(mode: str) -> None:
     """A result that only garbage refers to is fetched at the end of a task on one rank, and released on the other."""
     for output in outputs_of_ranks(PROGRAM.with_name("garbage.py"), mode, ranks=4):
         assert output.splitlines()[-2:] == ["exact with width 8", "exact with width 64"]
+
+
+@pytest.mark.parametrize("mode", ["static", "fast"])
+def test_static_mode_runs_steps_again_in_which_only_one_rank_knows_the_calls(mode: str) -> None:
+    """A rank that waits for a call's result, which the others predict, would give up the turn when they do not."""
+    outputs = outputs_of_ranks(PROGRAM.with_name("unequal.py"), mode, ranks=4)
+    (last,) = {output.splitlines()[-1] for output in outputs}
+    found = re.fullmatch(r"exact with (\d+) steps run again", last)
+    assert found
+    assert int(found[1]) >= 3

@@ -1,15 +1,39 @@
-"""Errors caused by the order of microbatches and not by the script; the step is then run again."""
+"""Errors caused by the order of microbatches, or by predictions, and not by the script; the step is then run again."""
 
 from __future__ import annotations
 
-from shardwright.errors import ShardwrightError
+import socket
+
+from shardwright import _core
+from shardwright.errors import ConfigError, DepartureError, ShardwrightError
 from shardwright.execution.placed import placed_models
 from shardwright.execution.state_order import all_kept
 from shardwright.execution.task import RunningTask, may_overlap, state_write
 from shardwright.failure_text import FailureText
 
 
-def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
+def as_repeatable(task: RunningTask, error: BaseException) -> BaseException:
+    """Return the error of a task, or the one that runs the step again if something else may have caused it."""
+    return _as_state_write(task, _as_departure(task, error))
+
+
+def _as_departure(task: RunningTask, error: BaseException) -> BaseException:
+    """Return the error of a task, or a :class:`DepartureError` if tensor-parallel ranks may have predicted different calls.
+
+    A rank that waits where another one goes on meets it in another collective, and both may find that before they compare
+    what they predict. An error that recurs without predictions is the task's own.
+    """
+    place = task.runtime.place
+    if not isinstance(error, ConfigError) or len(place.tp_ranks) == 1 or place.cfg.on_departure == "error":
+        return error
+    if not task.runtime[_core.Sites].predicts:
+        return error
+    message = f"the ranks of a tensor-parallel group may not know the same calls: {error}"
+    where = (place.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
+    return DepartureError(*where, "DepartureError", message)
+
+
+def _as_state_write(task: RunningTask, error: BaseException) -> BaseException:
     """Return the error of a task, or a :class:`StateWriteError` if the order of microbatches may have caused it.
 
     A later microbatch may have written to a tensor that the backward of an earlier one needs, which one process would

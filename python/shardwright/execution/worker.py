@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright import _core, failure_text
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.context import StepState
-from shardwright.execution.late import as_state_write
+from shardwright.execution.late import as_repeatable
 from shardwright.execution.placed import placed_model
 from shardwright.execution.serve import run_forward, run_request_backward, run_weight_gradients
 from shardwright.execution.task import Phase, RunningTask, set_running_task
@@ -110,7 +110,7 @@ class WorkerPool:
         except BaseException as error:
             close_checkpoints(error)
             if not self._was_misled(running):
-                self._fail(running, as_state_write(running, error))
+                self._fail(running, as_repeatable(running, error))
         finally:
             set_running_task(None)
             self.running.pop(threading.get_ident(), None)

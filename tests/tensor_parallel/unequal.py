@@ -1,0 +1,68 @@
+"""A rank of a job, 2 pipeline x 2 tensor-parallel ranks, in static mode: the ranks' batches change their shapes at different times.
+
+``unequal.py MODE``: ``static`` or ``fast``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import shardwright as smp
+import torch
+from shardwright.nn.linear import DistributedLinear
+from torch import nn
+
+from tests.tensor_parallel.job import compare, error
+
+WIDTH = 16
+#: The samples of both tensor-parallel ranks in each step. Both know calls with 8 samples after the third step.
+SAMPLES = [(8, 8), (8, 8), (8, 8), (8, 4), (8, 4), (8, 4), (4, 8), (4, 4), (8, 12), (12, 8), (8, 8)]
+
+
+def make(linear: type[nn.Module]) -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(*(linear(WIDTH, WIDTH) for _ in range(3)))
+
+
+def main() -> None:
+    torch.set_default_dtype(torch.float64)
+    smp.init(
+        {
+            "pipeline_parallel_degree": 2,
+            "tensor_parallel_degree": 2,
+            "ddp": True,
+            "microbatches": 2,
+            "auto_partition": False,
+            "default_partition": 0,
+            "static_mode": True,
+            "fast_mode": sys.argv[1] == "fast",
+            "static_steps": 1,
+        }
+    )
+    net, whole = make(DistributedLinear), make(nn.Linear)
+    smp.set_partition(net[1], 1)
+    model = smp.DistributedModel(net)
+
+    @smp.step
+    def run(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    for step, samples in enumerate(SAMPLES):
+        generator = torch.Generator().manual_seed(step)
+        batches = [torch.randn(count, WIDTH, generator=generator) for count in samples]
+        model.zero_grad()
+        whole.zero_grad()
+        loss = run(batches[smp.dp_rank()]).reduce_mean()
+        losses = [whole(batch).square().mean() for batch in batches]
+        torch.stack(losses).mean().backward()
+        assert error(loss, losses[smp.dp_rank()].detach()) < 1e-12
+        compare(model, whole, f"step {step}")
+    departures = smp.stats()["departures"]
+    print(f"exact with {departures} steps run again")
+    smp.shutdown()
+
+
+if __name__ == "__main__":
+    main()
