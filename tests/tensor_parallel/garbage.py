@@ -1,6 +1,7 @@
 """A rank of a job, 2 pipeline x 2 tensor-parallel ranks, in which only tp_rank 0 collects garbage.
 
-``garbage.py MODE``: ``dynamic`` or ``fast``. Cycles keep a result that is on another rank, and a graph that leads to no result.
+``garbage.py MODE``: ``dynamic`` or ``fast``. Cycles keep a result that is on another rank, and a graph that leads to
+no result.
 """
 
 from __future__ import annotations

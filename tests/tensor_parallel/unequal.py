@@ -1,4 +1,4 @@
-"""A rank of a job, 2 pipeline x 2 tensor-parallel ranks, in static mode: the ranks' batches change their shapes at different times.
+"""A rank of a job, 2 pipeline x 2 tensor-parallel ranks, in static mode, whose batches change shape at different times.
 
 ``unequal.py MODE``: ``static`` or ``fast``.
 """

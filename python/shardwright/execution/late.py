@@ -18,10 +18,10 @@ def as_repeatable(task: RunningTask, error: BaseException) -> BaseException:
 
 
 def _as_departure(task: RunningTask, error: BaseException) -> BaseException:
-    """Return the error of a task, or a :class:`DepartureError` if tensor-parallel ranks may have predicted different calls.
+    """Return the error of a task, or a :class:`DepartureError` if tensor-parallel ranks may predict different calls.
 
-    A rank that waits where another one goes on meets it in another collective, and both may find that before they compare
-    what they predict. An error that recurs without predictions is the task's own.
+    A rank that waits where another one goes on meets it in another collective, and both may find that before they
+    compare what they predict. An error that recurs without predictions is the task's own.
     """
     place = task.runtime.place
     if not isinstance(error, ConfigError) or len(place.tp_ranks) == 1 or place.cfg.on_departure == "error":

@@ -222,9 +222,9 @@ def finish(task: RunningTask) -> None:
 def _fetch_rest(task: RunningTask) -> None:
     """Fetch all that the responses of an ending task lack, in one wait.
 
-    What is still referenced is also a matter of when Python collects garbage, and the ranks of a tensor-parallel group must
-    give up the turn equally often. They therefore wait even if there is nothing to fetch, and fetches do not change how
-    later calls are made.
+    What is still referenced is also a matter of when Python collects garbage, and the ranks of a tensor-parallel group
+    must give up the turn equally often. They therefore wait even if there is nothing to fetch, and fetches do not
+    change how later calls are made.
     """
     runtime, alone = task.runtime, len(task.runtime.place.tp_ranks) == 1
     missing = [(response, index) for response in task.responses for index in response.missing()]

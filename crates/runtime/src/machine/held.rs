@@ -56,9 +56,7 @@ impl Expected {
 
     /// Whether a later response was the same, apart from what is kept: as long as memory is being sent, more refers to it.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
-        self.kind.is_like(&other.kind)
-            && self.value == other.value
-            && self.tensors == other.tensors
+        self.kind.is_like(&other.kind) && self.value == other.value && self.tensors == other.tensors
     }
 
     /// In one line, for an error.

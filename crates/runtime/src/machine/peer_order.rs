@@ -224,7 +224,9 @@ impl Machine {
             };
             if !fits {
                 match (theirs, own) {
-                    (TaskEvent::Asks(theirs), TaskEvent::Asks(own)) if is_same_call(theirs, own) => {
+                    (TaskEvent::Asks(theirs), TaskEvent::Asks(own))
+                        if is_same_call(theirs, own) =>
+                    {
                         let own = *own;
                         self.predict_apart(&own, now);
                     }
