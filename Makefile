@@ -69,7 +69,7 @@ test-rust: setup
 	cargo test --workspace --quiet
 
 test-python: setup
-	$(PYTHON) -m pytest --quiet -n2 --dist=loadfile
+	$(PYTHON) -m pytest --quiet -n2 --dist=loadfile --no-loadscope-reorder
 
 parity: setup ## compare split models with one process, gradient by gradient; ARGS="..." chooses cases
 	@$(PYTHON) -m tests.parity $(ARGS)

@@ -85,7 +85,7 @@ def python(marked: str) -> Callable[[], Part]:
 
     def run() -> Part:
         began = time.monotonic()
-        passed, failed = run_pytest([f"-n{WORKERS}", "--dist=loadfile", "-m", marked])
+        passed, failed = run_pytest([f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder", "-m", marked])
         return Part("Python", "python_tests", passed, len(failed), time.monotonic() - began)
 
     return run
@@ -152,7 +152,7 @@ def repeat(times: int, what: Sequence[str]) -> int:
     failed: collections.Counter[str] = collections.Counter()
     for number in range(times):
         print(f"run {number + 1} of {times}", file=sys.stderr)
-        failed.update(run_pytest([f"-n{WORKERS}", "--dist=loadfile", "-m", "not gpu", *what])[1])
+        failed.update(run_pytest([f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder", "-m", "not gpu", *what])[1])
     table = Table("test", f"failed of {times}")
     for name, number in failed.most_common():
         table.add_row(name, str(number))

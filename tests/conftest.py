@@ -19,8 +19,12 @@ _ENDING_SECONDS = 60.0
 
 @pytest.hookimpl(tryfirst=True)  # before those that are marked slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Choose the cases of tests that have too many for `make test`."""
+    """Choose the cases of tests that have too many for `make test`, and let those begin that take longest.
+
+    Otherwise one worker would be left alone with them, because they are few.
+    """
     mark_slow(items)
+    items.sort(key=lambda item: "trainers" not in item.path.parts)
 
 
 @pytest.fixture(autouse=True)

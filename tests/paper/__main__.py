@@ -18,7 +18,7 @@ from .configurations import CONFIGURATIONS, Configuration
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Of one configuration: 48 processes share the processors.
-SECONDS = 1500.0
+SECONDS = 3000.0
 
 
 def run(of: Configuration) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def misses(of: Configuration, result: dict[str, Any]) -> list[str]:
     """What is wrong with a run."""
     ranks = result["ranks"]
     if result["code"] != 0 or len(ranks) != of.ranks:
-        return [f"the job ended with {result['code']}:\n{result['output'][-6000:]}"]
+        return [f"the job ended with {result['code']}:\n{result['output'][-60_000:]}"]
     found = []
     for rank, seen in enumerate(ranks):
         first, last = seen["losses"]

@@ -319,11 +319,17 @@ impl Machine {
         now: Duration,
     ) {
         let request = &self.outstanding[&id];
-        let message = format!(
-            "given arguments alike, it returned {} where it had returned {} in the steps recorded for static mode",
-            Expected::of(answer).text(),
-            expected.text(),
-        );
+        let found = Expected::of(answer);
+        let message = if expected.is_like(&found) {
+            "something keeps memory of its arguments or results that nothing kept in the steps recorded for static mode"
+                .to_owned()
+        } else {
+            format!(
+                "given arguments alike, it returned {} where it had returned {} in the steps recorded for static mode",
+                found.text(),
+                expected.text(),
+            )
+        };
         let report = ErrorReport {
             rank: request.to,
             host: self.host(request.to),
