@@ -25,6 +25,8 @@ from tests.jobs.forked import ROOT, fork_server
 
 #: Tests that run at once, a file to each.
 WORKERS = 2
+#: Files in their order, each to one worker.
+DISTRIBUTED = (f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder")
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed", re.MULTILINE)
 
 
@@ -85,7 +87,7 @@ def python(marked: str) -> Callable[[], Part]:
 
     def run() -> Part:
         began = time.monotonic()
-        passed, failed = run_pytest([f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder", "-m", marked])
+        passed, failed = run_pytest([*DISTRIBUTED, "-m", marked])
         return Part("Python", "python_tests", passed, len(failed), time.monotonic() - began)
 
     return run
@@ -152,7 +154,7 @@ def repeat(times: int, what: Sequence[str]) -> int:
     failed: collections.Counter[str] = collections.Counter()
     for number in range(times):
         print(f"run {number + 1} of {times}", file=sys.stderr)
-        failed.update(run_pytest([f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder", "-m", "not gpu", *what])[1])
+        failed.update(run_pytest([*DISTRIBUTED, "-m", "not gpu", *what])[1])
     table = Table("test", f"failed of {times}")
     for name, number in failed.most_common():
         table.add_row(name, str(number))
