@@ -44,7 +44,8 @@ def describe(runtime: Runtime, script: int) -> str:
     """
     frames = sys._current_frames()
     threads = []
-    for thread, task in list(runtime[WorkerPool].running.items()):
+    running = list(runtime[WorkerPool].running.items())
+    for thread, task in sorted(running, key=lambda one: one[1].microbatch):
         what = "the step function" if task.module is None else f"module {task.module!r}"
         threads.append((thread, f"{what}, {task.phase}, microbatch {task.microbatch} (worker {task.worker})"))
     threads.append((script, "the script"))
