@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -87,6 +88,12 @@ class LoneCalls:
         self._asking: _Asking | None = None
         #: The questions of others to which the answer may change, by rank.
         self._open: dict[int, dict[str, Any]] = {}
+        #: Until when this rank, or one that it has answered, may end a call that cannot end.
+        self._ends_until = -float("inf")
+
+    def is_ending(self, now: float) -> bool:
+        """Return whether a call that cannot end is being ended, with an error that says more than a deadlock's."""
+        return now < self._ends_until
 
     def poll(self, now: float) -> None:
         """Ask, answer and end, as time goes by."""
@@ -150,6 +157,8 @@ class LoneCalls:
             self._open.pop(rank, None)
         else:
             self._open[rank] = question
+        if never:
+            self._ends_until = time.monotonic() + 2 * _ANSWER_SECONDS
         text = self._ranks.describe() if question["describe"] else ""
         answer = _Answer(came, never, self._ranks.script_line(), text)
         self._ranks.send(rank, {"kind": "there", "wait": question["wait"], "answer": tuple(answer)})
@@ -178,6 +187,7 @@ class LoneCalls:
             return
         answer = asking.answers[rank] = _Answer(*message["answer"])
         if answer.never and rank in asking.call.ranks:
+            self._ends_until = time.monotonic() + 2 * _ANSWER_SECONDS
             if not asking.never:
                 asking.deadline = None
             asking.never[rank] = answer.never

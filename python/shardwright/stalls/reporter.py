@@ -113,7 +113,7 @@ class StallReporter:
         announcement = self._detector.update(*wait_state_of(self._runtime), now, self.describe)
         if announcement is not None:
             self.send_to_all({"kind": "waits", "announcement": announcement})
-        if self._detector.proof is not None:
+        if self._detector.proof is not None and not self._lone_calls.is_ending(now):
             number, proof = self._detector.round, self._detector.proof
             self.send_to_all({"kind": "deadlock", "round": number, "text": proof})
             self._end_deadlock(number, proof)
