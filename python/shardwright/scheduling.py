@@ -201,8 +201,14 @@ class Scheduling:
         root, *peers = runtime.place.pp_ranks
         if runtime.place.is_root:
             others = [receive_in_step(runtime, rank, _CHANNEL) for rank in peers]
-            answer = self._decide(runtime.step.number, [(self._own, memory()), *others])
-            for rank in peers:
+            # Pipelines of tensor-parallel ranks run their tasks in one order: the first one's measurements decide.
+            first, *followers = runtime.place.tp_ranks
+            if runtime.place.rank == first:
+                answer = self._decide(runtime.step.number, [(self._own, memory()), *others])
+            else:
+                answer = receive_in_step(runtime, first, _CHANNEL)
+                followers = []
+            for rank in (*followers, *peers):
                 send_in_step(runtime, rank, _CHANNEL, answer)
         else:
             send_in_step(runtime, root, _CHANNEL, (self._own, memory()))

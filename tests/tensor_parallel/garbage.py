@@ -14,7 +14,7 @@ import torch
 from shardwright.nn.linear import DistributedLinear
 from torch import nn
 
-from tests.tensor_parallel.job import compare, error
+from tests.tensor_parallel.job import check_step
 
 STEPS = 4
 #: Below and above the size of tensors that travel inside messages.
@@ -92,13 +92,7 @@ def train(width: int, mode: str) -> None:
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
         batches = torch.randn(smp.dp_size(), SAMPLES, width, generator=generator)
-        model.zero_grad()
-        whole.zero_grad()
-        loss = run(batches[smp.dp_rank()]).reduce_mean()
-        losses = [whole(batch).square().mean() for batch in batches]
-        torch.stack(losses).mean().backward()
-        assert error(loss, losses[smp.dp_rank()].detach()) < 1e-12
-        compare(model, whole, f"step {step}")
+        check_step(model, whole, run, list(batches), f"step {step}")
     assert 0 < len(list(model.local_parameters())) < len(list(whole.parameters())), "the pipeline has divided nothing"
     print(f"exact with width {width}")
     smp.shutdown()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 
 import shardwright as smp
 import torch
@@ -73,6 +74,23 @@ def compare(model: smp.DistributedModel, whole: nn.Module, what: str) -> float:
             assert found < 1e-10, f"{what}: {kind} of {name} is off by {found}"
             worst = max(worst, found)
     return worst
+
+
+def check_step(
+    model: smp.DistributedModel,
+    whole: nn.Module,
+    step: Callable[[torch.Tensor], smp.StepOutput],
+    batches: Sequence[torch.Tensor],
+    what: str,
+) -> None:
+    """Train a step on the batch of each data-parallel rank, and hold loss and gradients against one process on all."""
+    model.zero_grad()
+    whole.zero_grad()
+    loss = step(batches[smp.dp_rank()]).reduce_mean()
+    losses = [whole(batch).square().mean() for batch in batches]
+    torch.stack(losses).mean().backward()
+    assert error(loss, losses[smp.dp_rank()].detach()) < 1e-12
+    compare(model, whole, what)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import torch
 from shardwright.nn.linear import DistributedLinear
 from torch import nn
 
-from tests.tensor_parallel.job import compare, error
+from tests.tensor_parallel.job import check_step
 
 WIDTH = 16
 #: The samples of both tensor-parallel ranks in each step. Both know calls with 8 samples after the third step.
@@ -52,13 +52,7 @@ def main() -> None:
     for step, samples in enumerate(SAMPLES):
         generator = torch.Generator().manual_seed(step)
         batches = [torch.randn(count, WIDTH, generator=generator) for count in samples]
-        model.zero_grad()
-        whole.zero_grad()
-        loss = run(batches[smp.dp_rank()]).reduce_mean()
-        losses = [whole(batch).square().mean() for batch in batches]
-        torch.stack(losses).mean().backward()
-        assert error(loss, losses[smp.dp_rank()].detach()) < 1e-12
-        compare(model, whole, f"step {step}")
+        check_step(model, whole, run, batches, f"step {step}")
     departures = smp.stats()["departures"]
     print(f"exact with {departures} steps run again")
     smp.shutdown()

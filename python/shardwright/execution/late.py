@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-
 from shardwright import _core
-from shardwright.errors import ConfigError, DepartureError, ShardwrightError
+from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution.placed import placed_models
 from shardwright.execution.state_order import all_kept
-from shardwright.execution.task import RunningTask, may_overlap, state_write
+from shardwright.execution.task import RunningTask, departure, may_overlap, state_write
 from shardwright.failure_text import FailureText
 
 
@@ -28,9 +26,7 @@ def _as_departure(task: RunningTask, error: BaseException) -> BaseException:
         return error
     if not task.runtime[_core.Sites].predicts:
         return error
-    message = f"the ranks of a tensor-parallel group may not know the same calls: {error}"
-    where = (place.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
-    return DepartureError(*where, "DepartureError", message)
+    return departure(task, f"the ranks of a tensor-parallel group may not know the same calls: {error}")
 
 
 def _as_state_write(task: RunningTask, error: BaseException) -> BaseException:

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardwright.errors import StateWriteError
+from shardwright.errors import DepartureError, StateWriteError
 from shardwright.job.threads import thread
 
 if TYPE_CHECKING:
@@ -91,5 +91,14 @@ def may_overlap(runtime: Runtime) -> bool:
 
 def state_write(task: RunningTask, message: str) -> StateWriteError:
     """Return the error that makes a task's step run again, one microbatch after another."""
-    place = (task.runtime.place.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
-    return StateWriteError(*place, "StateWriteError", message)
+    return StateWriteError(*_place_of(task), "StateWriteError", message)
+
+
+def departure(task: RunningTask, message: str) -> DepartureError:
+    """Return the error that makes a task's step run again, without predictions."""
+    return DepartureError(*_place_of(task), "DepartureError", message)
+
+
+def _place_of(task: RunningTask) -> tuple[int, str, str | None, int, Phase]:
+    """Return where a task runs, as a :class:`RemoteError` takes it."""
+    return task.runtime.place.rank, socket.gethostname(), task.module, task.microbatch, task.phase
