@@ -30,6 +30,9 @@ def stats() -> dict[str, Any]:
         explains the choice of ``"pipeline": "auto"``: the first step with the schedule, the measured steps, their mean
         seconds, and the simulated seconds of each candidate; None without a choice. ``departures`` is the number of
         steps that static mode ran again.
+
+    Raises:
+        ShardwrightError: In a forked process, such as a worker of a DataLoader; or ``smp.init`` has not been called.
     """
     runtime = current_runtime()
     total, newest = runtime.usage()
@@ -95,6 +98,9 @@ def comm_stats() -> dict[str, Any]:
         ``bytes_sent`` and ``bytes_received`` of each route. ``fallbacks``: for each reason why tensors did not take the
         best route, the number of ``tensors`` and an explanation (``because``). ``peers``: for each other rank its
         ``host``, the transport it is ``reached_by``, and the relation of its ``devices`` to this rank's.
+
+    Raises:
+        ShardwrightError: In a forked process, such as a worker of a DataLoader; or ``smp.init`` has not been called.
     """
     stats: dict[str, Any] = current_runtime().node.comm_stats()
     return stats

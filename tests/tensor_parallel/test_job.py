@@ -60,3 +60,10 @@ def test_static_mode_runs_steps_again_in_which_only_one_rank_knows_the_calls(mod
     found = re.fullmatch(r"exact with (\d+) steps run again", last)
     assert found
     assert int(found[1]) >= 3
+
+
+@pytest.mark.parametrize("pipeline", ["zero_bubble", "auto"])
+def test_pipelines_take_one_schedule_whatever_each_measures(pipeline: str) -> None:
+    """Pipelines of tensor-parallel ranks that run their tasks in different orders wait for one another."""
+    for output in outputs_of_ranks(PROGRAM.with_name("measured.py"), pipeline, ranks=4):
+        assert output.splitlines()[-1] == "exact under the first pipeline's choice"

@@ -7,6 +7,7 @@ use shardwright_core::{ConfigError, LaunchError, Rank, TopologyError};
 use shardwright_offload::OffloadError;
 use shardwright_partition::PartitionError;
 use shardwright_runtime::{Failure, FailureKind, ServerError};
+use shardwright_system::Forked;
 use shardwright_wire::ErrorReport;
 
 mod exceptions {
@@ -98,6 +99,11 @@ pub(crate) fn failure_error(failure: &Failure) -> PyErr {
         FailureKind::StateWrite => exceptions::StateWriteError::new_err(fields()),
         FailureKind::StepMismatch => exceptions::StepMismatchError::new_err(text()),
     }
+}
+
+/// A forked child uses what belongs to its parent.
+pub(crate) fn forked_error(forked: &Forked) -> PyErr {
+    exceptions::ShardwrightError::new_err(forked.to_string())
 }
 
 /// A call of the execution server that did not do what it says.

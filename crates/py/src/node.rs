@@ -18,7 +18,8 @@ use crate::rendezvous::Rendezvous;
 use crate::tensors::{TensorParts, set_memory};
 use crate::values::Spec;
 
-/// The connection to the job. In a forked child every method raises.
+/// The connection to the job. In a forked child every method raises, except for who is in the job, and `close`, which does
+/// nothing.
 #[pyclass(frozen, module = "shardwright._core")]
 pub(crate) struct Node(comm::Node);
 
@@ -165,12 +166,13 @@ impl Node {
     }
 
     /// Keep a value for `peers` to fetch; the key to ask for it by. Takes the tensors out of `parts`.
-    fn publish(&self, spec: &Spec, parts: &TensorParts, peers: Vec<u32>) -> i64 {
+    fn publish(&self, spec: &Spec, parts: &TensorParts, peers: Vec<u32>) -> PyResult<i64> {
+        let node = self.here()?;
         let body = Body {
             value: spec.0.clone(),
             tensors: parts.take(),
         };
-        self.0.publish(body, peers.into_iter().map(Rank))
+        Ok(node.publish(body, peers.into_iter().map(Rank)))
     }
 
     /// Ask for what a rank has published; it arrives as an object on the channel that this returns.
@@ -207,10 +209,11 @@ impl Node {
     /// Counters since the start of the connection.
     #[pyo3(signature = () -> "dict[str, int]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.transport().stats();
+        let node = self.here()?;
+        let stats = node.transport().stats();
         let dict = PyDict::new(py);
         set_totals(&dict, &stats)?;
-        let (waiting, kept) = self.0.objects_held();
+        let (waiting, kept) = node.objects_held();
         dict.set_item("objects_waiting", waiting)?;
         dict.set_item("objects_kept_for_others", kept)?;
         Ok(dict)
@@ -219,7 +222,8 @@ impl Node {
     /// What each route carried, why tensors took others than the best, and how each rank is reached.
     #[pyo3(signature = () -> "dict[str, Any]")]
     fn comm_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        comm_stats(py, self.0.choice(), self.transport())
+        let node = self.here()?;
+        comm_stats(py, node.choice(), &**node.transport())
     }
 
     /// Leave the job: the other ranks hear a shutdown notice, with `report` (kind, message, traceback)
@@ -239,6 +243,12 @@ impl From<comm::Node> for Node {
 }
 
 impl Node {
+    /// The connection, in the process that made it.
+    fn here(&self) -> PyResult<&comm::Node> {
+        self.0.check().map_err(|error| self.error(&error))?;
+        Ok(&self.0)
+    }
+
     fn transport(&self) -> &dyn Transport {
         &**self.0.transport()
     }

@@ -10,9 +10,10 @@ use pyo3::types::PyDict;
 use shardwright_core::{MicrobatchId, ModelId, Rank, StepEpoch, WorkerId};
 use shardwright_runtime::{FailureKind, LocalError, MachineConfig, MainEvent, StepPlan};
 use shardwright_schedule::{ParseScheduleError, Schedule};
+use shardwright_system::Owner;
 use shardwright_wire::Body;
 
-use crate::error::{failure_error, server_error};
+use crate::error::{failure_error, forked_error, server_error};
 use crate::node::Node;
 use crate::server_types::{Event, Task, parse_phase, stats_dict};
 use crate::tensors::TensorParts;
@@ -27,13 +28,16 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
+///
+/// In a forked child every method raises `ShardwrightError`, except those that tidy up, which do nothing.
 #[pyclass(frozen, module = "shardwright._core")]
 #[expect(
     clippy::struct_field_names,
     reason = "it is the other crate's server for Python"
 )]
 pub(crate) struct Server {
-    pub(crate) server: Arc<shardwright_runtime::Server>,
+    server: Arc<shardwright_runtime::Server>,
+    owner: Owner,
     pub(crate) rank: u32,
     /// The schedule of the newest step, with its text: most steps have the same, and a program is long.
     schedule: Mutex<Option<(String, NonZeroU32, Schedule)>>,
@@ -72,6 +76,7 @@ impl Server {
         }
         Ok(Self {
             server,
+            owner: Owner::this_process(),
             rank,
             schedule: Mutex::default(),
         })
@@ -94,6 +99,7 @@ impl Server {
         active_microbatches: NonZeroU32,
         one_at_a_time: bool,
     ) -> PyResult<()> {
+        let server = self.here()?;
         let schedule = self.read_schedule(pipeline, active_microbatches)?;
         let plan = StepPlan {
             step: StepEpoch(step),
@@ -103,18 +109,19 @@ impl Server {
             schedule,
         };
         self.await_unwound(py)?;
-        py.detach(|| self.server.begin_step(plan))
+        py.detach(|| server.begin_step(plan))
             .map_err(|error| server_error(&error))
     }
 
     /// From now on until the step ends, start a microbatch only when the one before it has ended.
-    fn run_microbatches_one_at_a_time(&self) {
-        self.server.one_at_a_time();
+    fn run_microbatches_one_at_a_time(&self) -> PyResult<()> {
+        self.here()?.one_at_a_time();
+        Ok(())
     }
 
     /// Whether the microbatches of the step start one after another.
-    fn runs_one_at_a_time(&self) -> bool {
-        self.server.runs_one_at_a_time()
+    fn runs_one_at_a_time(&self) -> PyResult<bool> {
+        Ok(self.here()?.runs_one_at_a_time())
     }
 
     /// Enter a step whose function the main thread runs itself, because the pipeline has one rank.
@@ -122,15 +129,17 @@ impl Server {
     /// The step is then only one that fails together with the job's other ranks: see `check_abort`.
     #[pyo3(signature = (*, step, function))]
     fn begin_alone(&self, py: Python<'_>, step: u64, function: String) -> PyResult<()> {
+        let server = self.here()?;
         self.await_unwound(py)?;
-        py.detach(|| self.server.begin_alone(StepEpoch(step), function))
+        py.detach(|| server.begin_alone(StepEpoch(step), function))
             .map_err(|error| server_error(&error))
     }
 
     /// Wait for at most `timeout` seconds until the stacks of a failed step are gone; whether they are.
     fn unwind(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let server = self.here()?;
         let deadline = Instant::now() + seconds("timeout", timeout)?;
-        while !py.detach(|| self.server.await_unwound(SLICE)) {
+        while !py.detach(|| server.await_unwound(SLICE)) {
             py.check_signals()?;
             if Instant::now() >= deadline {
                 return Ok(false);
@@ -145,8 +154,9 @@ impl Server {
     /// `StepMismatchError`) once every worker is idle; a failure that this rank reported
     /// itself is the event `ABORTED_LOCALLY`.
     fn supervise(&self, py: Python<'_>) -> PyResult<Event> {
+        let server = self.here()?;
         loop {
-            match py.detach(|| self.server.supervise(SLICE)) {
+            match py.detach(|| server.supervise(SLICE)) {
                 None => py.check_signals()?,
                 Some(MainEvent::Failed(failure)) if failure.kind != FailureKind::Local => {
                     return Err(failure_error(&failure));
@@ -158,61 +168,66 @@ impl Server {
 
     /// Give up the turn and wait for a task; None when the thread may end.
     fn next_task(&self, py: Python<'_>, worker: u32) -> PyResult<Option<Task>> {
+        let server = self.here()?;
         let task = py
-            .detach(|| self.server.next_task(WorkerId(worker)))
+            .detach(|| server.next_task(WorkerId(worker)))
             .map_err(|error| server_error(&error))?;
         task.map(|task| Task::new(py, task)).transpose()
     }
 
     /// Wait in a root task until the schedule grants its backward.
     fn await_backward(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
-        py.detach(|| self.server.await_backward(WorkerId(worker)))
+        let server = self.here()?;
+        py.detach(|| server.await_backward(WorkerId(worker)))
             .map_err(|error| server_error(&error))
     }
 
     /// Whether a root task may ask another rank for its backward at once, without `await_backward`.
     fn begin_backward_elsewhere(&self, worker: u32) -> PyResult<bool> {
-        self.server
+        self.here()?
             .begin_backward_elsewhere(WorkerId(worker))
             .map_err(|error| server_error(&error))
     }
 
     /// Say that no gradient will come back to the forward that a worker serves.
     fn ends_with_forward(&self, worker: u32) -> PyResult<()> {
-        self.server
+        self.here()?
             .ends_with_forward(WorkerId(worker))
             .map_err(|error| server_error(&error))
     }
 
     /// Say which collective of its tensor-parallel group a worker's task enters, before it does.
     fn enters_collective(&self, worker: u32, name: String) -> PyResult<()> {
-        self.server
+        self.here()?
             .enters_collective(WorkerId(worker), name)
             .map_err(|error| server_error(&error))
     }
 
     /// The time, for `recomputed`.
-    fn clock_ns(&self) -> u64 {
-        self.server.clock().as_nanos() as u64
+    fn clock_ns(&self) -> PyResult<u64> {
+        Ok(self.here()?.clock().as_nanos() as u64)
     }
 
     /// Record that a worker has computed a checkpointed module again since then.
     #[pyo3(signature = (worker, began_ns, /))]
-    fn recomputed(&self, worker: u32, began_ns: u64) {
-        self.server
+    fn recomputed(&self, worker: u32, began_ns: u64) -> PyResult<()> {
+        self.here()?
             .recomputed(WorkerId(worker), Duration::from_nanos(began_ns));
+        Ok(())
     }
 
     /// Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with this token.
     fn defer_weight_gradient(&self, worker: u32, token: u64) -> PyResult<()> {
-        self.server
+        self.here()?
             .defer_weight_gradient(WorkerId(worker), token)
             .map_err(|error| server_error(&error))
     }
 
     /// Say that the thread of a worker is gone: the step ends on every rank.
     fn worker_gone(&self, py: Python<'_>, worker: u32) {
-        py.detach(|| self.server.worker_gone(WorkerId(worker)));
+        if let Ok(server) = self.here() {
+            py.detach(|| server.worker_gone(WorkerId(worker)));
+        }
     }
 
     /// Report an exception of this rank: the step ends on every rank of the job. The first failure wins.
@@ -234,6 +249,7 @@ impl Server {
         step: Option<u64>,
         origin: Option<(u32, String)>,
     ) -> PyResult<()> {
+        let server = self.here()?;
         let phase = phase.map(parse_phase).transpose()?;
         let microbatch = microbatch.map(MicrobatchId);
         let error = LocalError {
@@ -245,20 +261,21 @@ impl Server {
             message,
             traceback,
         };
-        py.detach(|| self.server.fail(step.map(StepEpoch), error));
+        py.detach(|| server.fail(step.map(StepEpoch), error));
         Ok(())
     }
 
     /// End the step on the root's peers, which get this value.
     fn end_step(&self, py: Python<'_>, spec: &Spec, parts: &TensorParts) -> PyResult<()> {
+        let server = self.here()?;
         let body = body(spec, parts);
-        py.detach(|| self.server.end_step(body))
+        py.detach(|| server.end_step(body))
             .map_err(|error| server_error(&error))
     }
 
     /// The commit is done; this rank is between steps.
     fn leave_step(&self) -> PyResult<()> {
-        self.server
+        self.here()?
             .leave_step()
             .map_err(|error| server_error(&error))
     }
@@ -269,80 +286,94 @@ impl Server {
     /// job in good order is a failure too, if it stays unfinished for 2 s after.
     #[pyo3(signature = (step, needed=Vec::new()))]
     fn check_abort(&self, step: u64, needed: Vec<u32>) -> PyResult<()> {
+        let server = self.here()?;
         let needed: Vec<_> = needed.into_iter().map(Rank).collect();
-        self.server
+        server
             .check_abort(StepEpoch(step), &needed)
             .map_err(|error| server_error(&error))
     }
 
     /// Say that the main thread waits outside the server, or no longer does: a rank that waits is no progress.
     /// The seconds since the last progress anywhere in the job.
-    fn wait_outside(&self, waits: bool) -> f64 {
-        self.server.wait_outside(waits).as_secs_f64()
+    fn wait_outside(&self, waits: bool) -> PyResult<f64> {
+        Ok(self.here()?.wait_outside(waits).as_secs_f64())
     }
 
     /// For how many seconds nothing in the job has made progress, as far as this rank knows.
-    fn quiet(&self) -> f64 {
-        self.server.quiet().as_secs_f64()
+    fn quiet(&self) -> PyResult<f64> {
+        Ok(self.here()?.quiet().as_secs_f64())
     }
 
     /// While a step runs in which this rank has nothing to do: when it made progress last, in nanoseconds of the
     /// server's clock, and for how many seconds it has made none. None at any other time.
-    fn idle_in_step(&self) -> Option<(u64, f64)> {
-        let (last, idle) = self.server.idle_in_step()?;
-        Some((last.as_nanos() as u64, idle.as_secs_f64()))
+    fn idle_in_step(&self) -> PyResult<Option<(u64, f64)>> {
+        let idle = self.here()?.idle_in_step();
+        Ok(idle.map(|(last, idle)| (last.as_nanos() as u64, idle.as_secs_f64())))
     }
 
     /// Give the modules of a model their names, by id, for reports and timelines.
-    fn name_modules(&self, model: u32, names: Vec<String>) {
-        self.server.name_modules(ModelId(model), names);
+    fn name_modules(&self, model: u32, names: Vec<String>) -> PyResult<()> {
+        self.here()?.name_modules(ModelId(model), names);
+        Ok(())
     }
 
     /// What this rank does, or another was last heard to do: one line, for any thread.
     #[pyo3(signature = (rank=None))]
-    fn describe(&self, rank: Option<u32>) -> String {
-        rank.map_or_else(
-            || self.server.describe(),
-            |rank| self.server.last_heartbeat(Rank(rank)),
-        )
+    fn describe(&self, rank: Option<u32>) -> PyResult<String> {
+        let server = self.here()?;
+        Ok(rank.map_or_else(
+            || server.describe(),
+            |rank| server.last_heartbeat(Rank(rank)),
+        ))
     }
 
     /// Counters: of the newest step (`step`), since the start (`total`), and of the present.
     #[pyo3(signature = () -> "dict[str, Any]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        stats_dict(py, &self.server.stats())
+        stats_dict(py, &self.here()?.stats())
     }
 
     /// Where the time went of all steps that ended well, and of the newest one. Steps that divided a model over ranks
     /// count as the newest only.
-    fn usage(&self) -> (PyUsage, PyUsage) {
-        let (total, newest) = self.server.usage();
-        (PyUsage(total), PyUsage(newest))
+    fn usage(&self) -> PyResult<(PyUsage, PyUsage)> {
+        let (total, newest) = self.here()?.usage();
+        Ok((PyUsage(total), PyUsage(newest)))
     }
 
     /// Keep records of what runs, waits and travels from now on, or keep none.
     #[pyo3(signature = (on, /))]
-    fn keep_trace(&self, on: bool) {
-        self.server.keep_trace(on);
+    fn keep_trace(&self, on: bool) -> PyResult<()> {
+        self.here()?.keep_trace(on);
+        Ok(())
     }
 
     /// The records of what ran, waited and travelled since the last call.
     ///
     /// Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
     fn take_trace(&self) -> PyResult<Timeline> {
-        let (origin, records, lost) = self.server.take_trace();
+        let server = self.here()?;
+        let (origin, records, lost) = server.take_trace();
         timeline_of(self.rank, origin, &records, lost, |model, module| {
-            self.server.module_name(model, module)
+            server.module_name(model, module)
         })
     }
 
     /// End the server: idle workers get None as their next task. A second call does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.server.close(CLOSE_TIMEOUT));
+        if let Ok(server) = self.here() {
+            py.detach(|| server.close(CLOSE_TIMEOUT));
+        }
     }
 }
 
 impl Server {
+    /// The server, in the process that made it. A forked child has none of its threads, and one of them may have held the
+    /// server's lock when the child was made: whoever entered there would wait for ever.
+    pub(crate) fn here(&self) -> PyResult<&shardwright_runtime::Server> {
+        self.owner.check().map_err(|forked| forked_error(&forked))?;
+        Ok(&self.server)
+    }
+
     fn read_schedule(&self, text: &str, active: NonZeroU32) -> PyResult<Schedule> {
         let mut newest = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, _, schedule)) = newest
@@ -364,7 +395,8 @@ impl Server {
 
     /// Waits until the stacks of a failed step that nobody supervised to its end are gone.
     fn await_unwound(&self, py: Python<'_>) -> PyResult<()> {
-        while !py.detach(|| self.server.await_unwound(SLICE)) {
+        let server = self.here()?;
+        while !py.detach(|| server.await_unwound(SLICE)) {
             py.check_signals()?;
         }
         Ok(())

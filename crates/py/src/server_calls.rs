@@ -178,21 +178,24 @@ impl Server {
         request: u64,
         index: u32,
     ) -> PyResult<u64> {
+        let server = self.here()?;
         let tensor = HeldTensor {
             holder: Rank(holder),
             requester: Rank(self.rank),
             request: RequestId(request),
             index,
         };
-        py.detach(|| self.server.fetch(WorkerId(worker), tensor))
+        py.detach(|| server.fetch(WorkerId(worker), tensor))
             .map(|id| id.0)
             .map_err(|error| server_error(&error))
     }
 
     /// The tensors of a rank's answers to requests of this rank are needed no more.
     fn release(&self, holder: u32, requests: Vec<u64>) {
-        let requests: Vec<_> = requests.into_iter().map(RequestId).collect();
-        self.server.release(Rank(holder), &requests);
+        if let Ok(server) = self.here() {
+            let requests: Vec<_> = requests.into_iter().map(RequestId).collect();
+            server.release(Rank(holder), &requests);
+        }
     }
 
     /// Wait for the answers to requests, in their order. A worker is PENDING meanwhile.
@@ -205,11 +208,12 @@ impl Server {
         requests: Vec<u64>,
         phase: &str,
     ) -> PyResult<Vec<Answer>> {
+        let server = self.here()?;
         let requests: Vec<_> = requests.into_iter().map(RequestId).collect();
         let found = match worker {
             Some(worker) => {
                 let phase = parse_phase(phase)?;
-                py.detach(|| self.server.wait(WorkerId(worker), &requests, phase))
+                py.detach(|| server.wait(WorkerId(worker), &requests, phase))
             }
             None => self.wait_on_main(py, &requests)?,
         };
@@ -223,16 +227,18 @@ impl Server {
         py: Python<'_>,
         requests: Vec<u64>,
     ) -> PyResult<Option<Vec<Answer>>> {
+        let server = self.here()?;
         let requests: Vec<_> = requests.into_iter().map(RequestId).collect();
-        let found = self.server.take_if_answered(&requests);
+        let found = server.take_if_answered(&requests);
         found.map(|found| answers(py, found)).transpose()
     }
 
     /// Answer a request that this rank was given.
     fn respond(&self, py: Python<'_>, request: &Request, answer: &Answer) -> PyResult<()> {
+        let server = self.here()?;
         let (requester, id) = request.key();
         let answer = answer.to_wire();
-        py.detach(|| self.server.respond(requester, id, answer))
+        py.detach(|| server.respond(requester, id, answer))
             .map_err(|error| server_error(&error))
     }
 }
@@ -270,12 +276,10 @@ impl Server {
         to: u32,
         request: NewRequest,
     ) -> PyResult<u64> {
-        py.detach(|| {
-            self.server
-                .send_request(worker.map(WorkerId), Rank(to), request)
-        })
-        .map(|id| id.0)
-        .map_err(|error| server_error(&error))
+        let server = self.here()?;
+        py.detach(|| server.send_request(worker.map(WorkerId), Rank(to), request))
+            .map(|id| id.0)
+            .map_err(|error| server_error(&error))
     }
 
     fn announce(
@@ -285,7 +289,7 @@ impl Server {
         about: &About,
         expected: Option<Expected>,
     ) -> PyResult<u64> {
-        self.server
+        self.here()?
             .announce_request(WorkerId(worker), Rank(to), about, expected)
             .map(|id| id.0)
             .map_err(|error| server_error(&error))
@@ -299,11 +303,9 @@ impl Server {
         to: Rank,
         request: NewRequest,
     ) -> PyResult<()> {
-        py.detach(|| {
-            self.server
-                .send_request_for(WorkerId(worker), announced, to, request)
-        })
-        .map_err(|error| server_error(&error))
+        let server = self.here()?;
+        py.detach(|| server.send_request_for(WorkerId(worker), announced, to, request))
+            .map_err(|error| server_error(&error))
     }
 
     fn wait_on_main(
@@ -311,14 +313,12 @@ impl Server {
         py: Python<'_>,
         requests: &[RequestId],
     ) -> PyResult<Result<Vec<shardwright_wire::Answer>, ServerError>> {
-        if let Err(error) = self.server.begin_main_wait(requests) {
+        let server = self.here()?;
+        if let Err(error) = server.begin_main_wait(requests) {
             return Ok(Err(error));
         }
         loop {
-            match py
-                .detach(|| self.server.main_wait(requests, SLICE))
-                .transpose()
-            {
+            match py.detach(|| server.main_wait(requests, SLICE)).transpose() {
                 Some(result) => return Ok(result),
                 None => py.check_signals()?,
             }

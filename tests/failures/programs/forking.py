@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Iterator
@@ -30,8 +31,9 @@ def in_child() -> str:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        faulthandler.dump_traceback_later(30)
         words = []
-        for attempt in (smp.barrier, smp.stats, smp.shutdown):
+        for attempt in (smp.barrier, smp.stats, smp.comm_stats, smp.shutdown):
             try:
                 attempt()
                 words.append(f"{attempt.__name__}: done")
