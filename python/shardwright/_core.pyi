@@ -1146,7 +1146,8 @@ class MemoryMeter:
 @final
 class Node:
     """
-    The connection to the job. In a forked child every method raises.
+    The connection to the job. In a forked child every method raises, except for who is in the job, and `close`, which does
+    nothing.
     """
     def barrier(
         self,
@@ -1676,6 +1677,8 @@ class ResultNotes:
 class Server:
     """
     A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
+
+    In a forked child every method raises `ShardwrightError`, except those that tidy up, which do nothing.
     """
     def announce_backward(
         self,

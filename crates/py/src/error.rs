@@ -102,7 +102,7 @@ pub(crate) fn failure_error(failure: &Failure) -> PyErr {
 }
 
 /// A forked child uses what belongs to its parent.
-pub(crate) fn forked_error(forked: &Forked) -> PyErr {
+pub(crate) fn forked_error(forked: Forked) -> PyErr {
     exceptions::ShardwrightError::new_err(forked.to_string())
 }
 

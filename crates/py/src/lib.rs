@@ -37,6 +37,7 @@ mod schedule;
 mod seed;
 mod server;
 mod server_calls;
+mod server_reports;
 mod server_stays;
 mod server_types;
 mod simulate;

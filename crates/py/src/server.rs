@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use shardwright_core::{MicrobatchId, ModelId, Rank, StepEpoch, WorkerId};
+use shardwright_core::{MicrobatchId, Rank, StepEpoch, WorkerId};
 use shardwright_runtime::{FailureKind, LocalError, MachineConfig, MainEvent, StepPlan};
 use shardwright_schedule::{ParseScheduleError, Schedule};
 use shardwright_system::Owner;
@@ -15,10 +14,8 @@ use shardwright_wire::Body;
 
 use crate::error::{failure_error, forked_error, server_error};
 use crate::node::Node;
-use crate::server_types::{Event, Task, parse_phase, stats_dict};
+use crate::server_types::{Event, Task, parse_phase};
 use crate::tensors::TensorParts;
-use crate::timeline::{Timeline, timeline_of};
-use crate::usage::PyUsage;
 use crate::values::Spec;
 
 /// The main thread's waits are cut into slices of this length, so that signals get through.
@@ -311,53 +308,6 @@ impl Server {
         Ok(idle.map(|(last, idle)| (last.as_nanos() as u64, idle.as_secs_f64())))
     }
 
-    /// Give the modules of a model their names, by id, for reports and timelines.
-    fn name_modules(&self, model: u32, names: Vec<String>) -> PyResult<()> {
-        self.here()?.name_modules(ModelId(model), names);
-        Ok(())
-    }
-
-    /// What this rank does, or another was last heard to do: one line, for any thread.
-    #[pyo3(signature = (rank=None))]
-    fn describe(&self, rank: Option<u32>) -> PyResult<String> {
-        let server = self.here()?;
-        Ok(rank.map_or_else(
-            || server.describe(),
-            |rank| server.last_heartbeat(Rank(rank)),
-        ))
-    }
-
-    /// Counters: of the newest step (`step`), since the start (`total`), and of the present.
-    #[pyo3(signature = () -> "dict[str, Any]")]
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        stats_dict(py, &self.here()?.stats())
-    }
-
-    /// Where the time went of all steps that ended well, and of the newest one. Steps that divided a model over ranks
-    /// count as the newest only.
-    fn usage(&self) -> PyResult<(PyUsage, PyUsage)> {
-        let (total, newest) = self.here()?.usage();
-        Ok((PyUsage(total), PyUsage(newest)))
-    }
-
-    /// Keep records of what runs, waits and travels from now on, or keep none.
-    #[pyo3(signature = (on, /))]
-    fn keep_trace(&self, on: bool) -> PyResult<()> {
-        self.here()?.keep_trace(on);
-        Ok(())
-    }
-
-    /// The records of what ran, waited and travelled since the last call.
-    ///
-    /// Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
-    fn take_trace(&self) -> PyResult<Timeline> {
-        let server = self.here()?;
-        let (origin, records, lost) = server.take_trace();
-        timeline_of(self.rank, origin, &records, lost, |model, module| {
-            server.module_name(model, module)
-        })
-    }
-
     /// End the server: idle workers get None as their next task. A second call does nothing.
     fn close(&self, py: Python<'_>) {
         if let Ok(server) = self.here() {
@@ -370,7 +320,7 @@ impl Server {
     /// The server, in the process that made it. A forked child has none of its threads, and one of them may have held the
     /// server's lock when the child was made: whoever entered there would wait for ever.
     pub(crate) fn here(&self) -> PyResult<&shardwright_runtime::Server> {
-        self.owner.check().map_err(|forked| forked_error(&forked))?;
+        self.owner.check().map_err(forked_error)?;
         Ok(&self.server)
     }
 
