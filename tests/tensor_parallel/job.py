@@ -76,6 +76,11 @@ def compare(model: smp.DistributedModel, whole: nn.Module, what: str) -> float:
     return worst
 
 
+def mean_square(values: torch.Tensor) -> torch.Tensor:
+    """The mean of the squares; zero for no values."""
+    return values.square().sum() / max(values.numel(), 1)
+
+
 def check_step(
     model: smp.DistributedModel,
     whole: nn.Module,
@@ -87,7 +92,7 @@ def check_step(
     model.zero_grad()
     whole.zero_grad()
     loss = step(batches[smp.dp_rank()]).reduce_mean()
-    losses = [whole(batch).square().mean() for batch in batches]
+    losses = [mean_square(whole(batch)) for batch in batches]
     torch.stack(losses).mean().backward()
     assert error(loss, losses[smp.dp_rank()].detach()) < 1e-12
     compare(model, whole, what)

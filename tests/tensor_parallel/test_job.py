@@ -52,6 +52,12 @@ def test_ranks_keep_one_order_whenever_each_collects_garbage(mode: str) -> None:
         assert output.splitlines()[-2:] == ["exact with width 8", "exact with width 64"]
 
 
+def test_batches_have_different_sizes() -> None:
+    """What comes with an answer, and what is fetched, is the same on all ranks of a TP_GROUP at any size."""
+    for output in outputs_of_ranks(PROGRAM.with_name("unequal.py"), "dynamic", ranks=4):
+        assert output.splitlines()[-1] == "exact with 0 steps run again"
+
+
 @pytest.mark.parametrize("mode", ["static", "fast"])
 def test_static_mode_runs_steps_again_in_which_only_one_rank_knows_the_calls(mode: str) -> None:
     """A rank that waits for a call's result, which the others predict, would give up the turn when they do not."""

@@ -1,6 +1,7 @@
-"""A rank of a job, 2 pipeline x 2 tensor-parallel ranks, in static mode, whose batches change shape at different times.
+"""A rank of a job, 2 pipeline x 2 tensor-parallel ranks, whose batches have different sizes and change at different times.
 
-``unequal.py MODE``: ``static`` or ``fast``.
+``unequal.py MODE``: ``dynamic``, ``static`` or ``fast``. Results of microbatches with 4 samples have 4 KiB; larger
+ones stay, without tensor parallelism, where they are made until somebody uses them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import torch
 from shardwright.nn.linear import DistributedLinear
 from torch import nn
 
-from tests.tensor_parallel.job import check_step
+from tests.tensor_parallel.job import check_step, mean_square
 
-WIDTH = 16
+WIDTH = 128
 #: The samples of both tensor-parallel ranks in each step. Both know calls with 8 samples after the third step.
-SAMPLES = [(8, 8), (8, 8), (8, 8), (8, 4), (8, 4), (8, 4), (4, 8), (4, 4), (8, 12), (12, 8), (8, 8)]
+SAMPLES = [(8, 8), (8, 8), (8, 8), (8, 4), (8, 4), (8, 4), (4, 8), (4, 4), (8, 12), (12, 8), (0, 8), (8, 0), (8, 8)]
 
 
 def make(linear: type[nn.Module]) -> nn.Sequential:
@@ -34,7 +35,7 @@ def main() -> None:
             "microbatches": 2,
             "auto_partition": False,
             "default_partition": 0,
-            "static_mode": True,
+            "static_mode": sys.argv[1] != "dynamic",
             "fast_mode": sys.argv[1] == "fast",
             "static_steps": 1,
         }
@@ -45,7 +46,7 @@ def main() -> None:
 
     @smp.step
     def run(x: torch.Tensor) -> torch.Tensor:
-        loss = model(x).square().mean()
+        loss = mean_square(model(x))
         model.backward(loss)
         return loss
 

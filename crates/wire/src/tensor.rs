@@ -87,9 +87,10 @@ impl TensorPart {
         }
     }
 
-    /// Whether the bytes are here.
+    /// Whether the bytes are here. A tensor without elements that is held elsewhere is not: ranks whose batches have other
+    /// sizes ask for theirs too.
     pub fn is_here(&self) -> bool {
-        self.held.is_none() || self.meta.fits(self.data.len() as u64)
+        self.held.is_none() || !self.data.is_empty() && self.meta.fits(self.data.len() as u64)
     }
 }
 

@@ -15,6 +15,9 @@ use crate::failure::{Failure, FailureKind, ServerError};
 
 /// Tensors of so few bytes come with the answer, though they are held too: asking for one costs more. What the first
 /// answer to a call is decides for those of all microbatches: one that comes at once would overtake another one.
+///
+/// Ranks of a tensor-parallel group have batches of different sizes, and ask for tensors equally often all the same: there
+/// only tensors without dims come.
 const SMALL_BYTES: usize = 4096;
 
 /// A call, alike for all microbatches: who makes it, of which module, and as which of its caller.
@@ -211,17 +214,23 @@ impl Machine {
         }
         let (requester, request) = key;
         let holder = self.config.rank;
+        let has_peers = self.has_peers();
         let tensors = body.tensors.iter().zip(0..).map(|(part, index)| {
-            let is_small = part.data.len() <= SMALL_BYTES;
+            let is_small = if has_peers {
+                part.meta.shape.is_empty()
+            } else {
+                part.data.len() <= SMALL_BYTES
+            };
             let data = if *self.held.come.entry((site, index)).or_insert(is_small) {
                 part.data.clone()
             } else {
                 Buffer::default()
             };
+            let is_held = has_peers || !part.data.is_empty();
             TensorPart {
                 meta: part.meta.clone(),
                 data,
-                held: Some(HeldTensor {
+                held: is_held.then_some(HeldTensor {
                     holder,
                     requester,
                     request,

@@ -95,7 +95,14 @@ fn delivery(request: u64, part: TensorPart) -> Message {
 
 /// Rank 1 of three in a step, with an idle worker.
 fn peer() -> Machine {
-    let mut peer = Machine::new(config(1, &[0, 1, 2], 3));
+    peer_in(&[])
+}
+
+/// The same, in a tensor-parallel group of these ranks.
+fn peer_in(tensor_group: &[u32]) -> Machine {
+    let mut config = config(1, &[0, 1, 2], 4);
+    config.tensor_group = tensor_group.iter().map(|rank| Rank(*rank)).collect();
+    let mut peer = Machine::new(config);
     enter(&mut peer, 1).unwrap();
     peer.deliver(Rank(0), begin(1), at(0));
     peer
@@ -146,6 +153,7 @@ fn answered(peer: &mut Machine) -> (TensorPart, Vec<(Rank, RequestId)>) {
                 ResponseOutcome::Failed(report) => panic!("{report:?}"),
             },
             Message::Delivery(delivery) => deliveries.push((to, delivery.request)),
+            Message::TaskOrder(_) => {}
             other => panic!("{other:?} was not expected"),
         }
     }
@@ -165,6 +173,25 @@ fn an_answer_leaves_its_large_tensors_behind() {
     let (told, _) = answered(&mut peer);
     assert!(told.is_here());
     assert_eq!(peer.stats().held_responses, 2);
+}
+
+#[test]
+fn what_comes_with_the_answer_is_the_same_for_all_tensor_parallel_ranks() {
+    let mut scalar = part(1, 2);
+    (scalar.meta.shape, scalar.meta.strides) = (vec![], vec![]);
+    for (result, comes) in [
+        (part(LARGE, 2), false),
+        (part(SMALL, 2), false),
+        (part(0, 2), false),
+        (scalar, true),
+    ] {
+        let mut peer = peer_in(&[1, 3]);
+        serve(&mut peer, request(7, forward(1), with(part(SMALL, 1)), &[]));
+        let shape = result.meta.shape.clone();
+        answer(&mut peer, 7, result);
+        let (told, _) = answered(&mut peer);
+        assert_eq!(told.is_here(), comes, "a result of shape {shape:?}");
+    }
 }
 
 #[test]
