@@ -465,9 +465,19 @@ class CheckpointWriter:
         """
         Leave a note for other ranks beside the parts, until the checkpoint is completed or given up.
         """
+    def lock(self, /, seconds: SupportsFloat | SupportsIndex) -> None:
+        """
+        Keep other jobs from saving into this directory until `unlock`, or until this process ends. Waits for one that does.
+
+        Raises `ShardwrightError` after so many seconds.
+        """
     def note(self, /, name: str) -> str | None:
         """
         What a note says; None if it is not there.
+        """
+    def unlock(self, /) -> None:
+        """
+        Let other jobs save into this directory.
         """
     def write_part(
         self,

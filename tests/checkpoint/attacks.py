@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 import shardwright as smp
 import torch
+from shardwright._core import CheckpointWriter
+from shardwright.checkpoints import together
 from torch import nn
 
 from tests.checkpoint.models import Odd, Training
@@ -181,3 +185,32 @@ def in_background(folder: str) -> None:
     found = values(training, buffers=not smp.dp_rank())
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     smp.save_checkpoint(folder, "last", user_content=7, asynchronous=True)
+
+
+def save_beside_another_job(folder: str, asynchronous: bool) -> None:
+    """Save while another job saves into the directory: afterwards, and not at all if that one does not end."""
+    model = smp.DistributedModel(nn.Linear(8, 8))
+    other = CheckpointWriter(folder, "other")
+    is_first = smp.rank() == 0
+    if is_first:
+        other.lock(1.0)
+        threading.Timer(1.0, other.unlock).start()
+    smp.barrier()
+    began = time.monotonic()
+    smp.save_checkpoint(folder, "a", model=model, asynchronous=asynchronous)
+    assert not is_first or time.monotonic() - began > 0.9
+    smp.save_checkpoint(folder, "b", model=model, asynchronous=asynchronous)
+    smp.resume_from_checkpoint(folder, "a", model=model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(together, "_LOCK_SECONDS", 0.3)
+        if is_first:
+            other.lock(1.0)
+        smp.barrier()
+        with pytest.raises(smp.CheckpointError, match=r"rank 0 .*another job has been saving into .* for 0.3 s"):
+            smp.save_checkpoint(folder, "c", model=model, asynchronous=asynchronous)
+    if is_first:
+        other.unlock()
+        assert {one.name for one in Path(folder).iterdir()} == {"a_partial", "b_partial", "newest"}
+    smp.barrier()
+    smp.save_checkpoint(folder, "c", model=model, asynchronous=asynchronous)
+    smp.resume_from_checkpoint(folder, "c", model=model)

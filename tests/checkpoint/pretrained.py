@@ -147,6 +147,17 @@ def refused_folders(folder: str) -> None:
     logits_of(own, "GPT-2")
 
 
+def untied_folder(folder: str, late: bool) -> None:
+    """A folder in which the tied weights differ, before the model is divided and after."""
+    own = made("GPT-2")
+    if late:
+        logits_of(own, "GPT-2")
+    untied = r"one tensor in the model, two in the files: transformer\.wte\.weight and lm_head\.weight"
+    with pytest.raises(smp.CheckpointError, match=rf"nothing was loaded(.|\n)*{untied}"):
+        own.load_pretrained(folder)
+    own.load_pretrained(folder, strict=False)
+
+
 def undivided(module: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
     """The logits of a model in one process."""
     with torch.no_grad():

@@ -110,3 +110,8 @@ def test_between_a_load_and_the_first_step(tmp_path: Path) -> None:
         "lost_before_the_first_step",
     )
     run(2, *(case(name, PIPELINE, folder=str(tmp_path / name)) for name in names))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_jobs_take_turns_at_a_directory(asynchronous: bool, tmp_path: Path) -> None:
+    run(2, case("save_beside_another_job", {}, folder=str(tmp_path), asynchronous=asynchronous))

@@ -82,6 +82,21 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     run(2, case("refused_folders", PIPELINE, folder=str(tmp_path / "theirs")))
 
 
+def test_tied_weights_that_differ_in_the_files_are_refused(tmp_path: Path) -> None:
+    """``transformers`` would not tie them any more; the divided model has one tensor for both."""
+    theirs: Any = build("GPT-2")
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+    save_file({"logits": undivided(theirs, inputs("GPT-2"))}, tmp_path / "logits")
+    run(2, case("load_folder", PIPELINE, folder=str(tmp_path), model="GPT-2", late=False))
+    tensors["lm_head.weight"][3, 1] += 1.0
+    save_file(tensors, file, metadata={"format": "pt"})
+    run(2, *(case("untied_folder", PIPELINE, folder=str(tmp_path), late=late) for late in (False, True)))
+
+
 @pytest.mark.parametrize("damage", ["cut", "header", "index"])
 def test_a_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
     from shardwright import CheckpointError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from tests.jobs.job import Job
 
 #: Torch's engine would wait for ten seconds.
@@ -22,6 +24,9 @@ def test_the_training_goes_on_while_a_data_loader_and_a_child_are_forked_off() -
             # Their locks may be held for ever, by threads that the child does not have.
             assert all(f"was forked from process {process.pid}" in text for text in refused), refused
             assert shutdown == "shutdown: done"
+            (terminated,) = process.events("terminated")
+            assert terminated["code"] == -signal.SIGTERM
+            assert "terminated" not in process.err
             assert "Traceback" not in process.err
     assert codes == [0, 0]
 

@@ -1,4 +1,4 @@
-"""A rank of a job, 2 pipeline x 2 tensor-parallel ranks, whose batches have different sizes and change at different times.
+"""A rank of a job, 2 pipeline x 2 tensor-parallel ranks, whose batches differ in size, and change at different times.
 
 ``unequal.py MODE``: ``dynamic``, ``static`` or ``fast``. Results of microbatches with 4 samples have 4 KiB; larger
 ones stay, without tensor parallelism, where they are made until somebody uses them.

@@ -26,6 +26,18 @@ pub enum CheckpointError {
         /// What is wrong with it.
         source: NameError,
     },
+    /// Another job saves into the directory.
+    #[error(
+        "another job has been saving into {} for {seconds} s; give each job a directory of its own, and end those that still \
+         run from before",
+        path.display()
+    )]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+        /// How long this job has waited for it.
+        seconds: f64,
+    },
     /// The file system refuses.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

@@ -55,6 +55,7 @@ mod full;
 mod hash;
 mod import;
 mod leftovers;
+mod lock;
 mod manifest;
 mod names;
 mod notes;
@@ -83,6 +84,7 @@ pub use foreign::{ForeignError, check_header};
 pub use full::{CONFIG_KEY, ExportOptions, Exported, export_full};
 pub use hash::{CHUNK_BYTES, ChunkHash, hash_chunks};
 pub use import::ForeignModel;
+pub use lock::DirectoryLock;
 pub use manifest::{
     Alias, Bytes, Degrees, FORMAT_VERSION, Manifest, ManifestError, PartFile, Piece, Placement,
     Tensor, item_bytes, seal,

@@ -6,6 +6,7 @@ mod files;
 mod full;
 mod hostile;
 mod leftovers;
+mod lock;
 mod manifests;
 mod plans;
 mod reshards;

@@ -3,14 +3,19 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use shardwright_checkpoint::{
-    Checkpoint, CheckpointError, Difference, Directory, Dtype, PartReport, PieceView, Region,
-    TensorKind, Touched, Wanted, abandon, commit, differences, leave_note, note, write_part,
+    Checkpoint, CheckpointError, Difference, Directory, DirectoryLock, Dtype, PartReport,
+    PieceView, Region, TensorKind, Touched, Wanted, abandon, commit, differences, leave_note, note,
+    write_part,
 };
 
+use crate::arguments::duration;
 use crate::checkpoint_background::{CheckpointMemory, PartInBackground};
 use crate::error::{argument_error, checkpoint_error};
 use crate::packing::plain_dtype;
@@ -142,11 +147,15 @@ pub(crate) fn report_text(report: &PartReport) -> String {
     serde_json::to_string(report).expect("names and numbers are JSON")
 }
 
+/// How long a job that waits for another one sleeps between looks.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+
 /// Writes a checkpoint: every rank its part, then one rank the manifest.
 #[pyclass(frozen, module = "shardwright._core")]
 pub(crate) struct CheckpointWriter {
     directory: Directory,
     tag: String,
+    lock: Mutex<Option<DirectoryLock>>,
 }
 
 #[pymethods]
@@ -155,14 +164,46 @@ impl CheckpointWriter {
     #[new]
     #[pyo3(signature = (path, tag))]
     fn new(path: PathBuf, tag: String) -> Self {
-        let directory = Directory::new(path);
-        Self { directory, tag }
+        Self {
+            directory: Directory::new(path),
+            tag,
+            lock: Mutex::default(),
+        }
     }
 
     /// Raise `ShardwrightError` if an object store does not answer, has no such bucket, or refuses who asks.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.directory.check())
             .map_err(|error| checkpoint_error(&error))
+    }
+
+    /// Keep other jobs from saving into this directory until `unlock`, or until this process ends. Waits for one that does.
+    ///
+    /// Raises `ShardwrightError` after so many seconds.
+    #[pyo3(signature = (seconds))]
+    fn lock(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let deadline = Instant::now() + duration("seconds", seconds)?;
+        loop {
+            let lock = py.detach(|| self.directory.try_lock());
+            if let Some(lock) = lock.map_err(|error| checkpoint_error(&error))? {
+                *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(lock);
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let error = CheckpointError::Busy {
+                    path: self.directory.path().to_owned(),
+                    seconds,
+                };
+                return Err(checkpoint_error(&error));
+            }
+            py.detach(|| thread::sleep(LOCK_PAUSE));
+            py.check_signals()?;
+        }
+    }
+
+    /// Let other jobs save into this directory.
+    fn unlock(&self) {
+        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Leave a note for other ranks beside the parts, until the checkpoint is completed or given up.

@@ -13,7 +13,7 @@ import torch
 
 from shardwright._core import CheckpointMemory, CheckpointWriter, is_in_store
 from shardwright.checkpoints.boxes import Region
-from shardwright.checkpoints.together import on_all_ranks
+from shardwright.checkpoints.together import keep_others_out, on_all_ranks
 from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.job.runtime import Runtime
 
@@ -31,23 +31,31 @@ class BackgroundSave:
     """
 
     def __init__(
-        self, runtime: Runtime, path: str, tag: str, nonce: str, given: Sequence[Given], memory: CheckpointMemory
+        self,
+        runtime: Runtime,
+        writer: CheckpointWriter,
+        tag: str,
+        nonce: str,
+        given: Sequence[Given],
+        memory: CheckpointMemory,
+        pause: float,
     ) -> None:
         """Copy values, and begin to write them.
 
         Args:
             runtime: The rank.
-            path: The directory of checkpoints.
+            writer: Writes this rank's part; on rank 0 it keeps other jobs out of the directory.
             tag: The checkpoint.
             nonce: What tells this save from others of the same tag; the same on all ranks.
             given: The values.
             memory: Where the copies are.
+            pause: Seconds between looks for what another rank tells.
         """
         self.tag = tag
         self._rank, self._world = runtime.place.rank, runtime.place.launch.world_size
         self._patience: float = runtime.place.cfg.stall_timeout_seconds
-        self._writer = CheckpointWriter(path, tag)
-        self._pause = _POLL_SECONDS[is_in_store(path)]
+        self._writer = writer
+        self._pause = pause
         self._reports = f"report-{nonce}-"
         self._part = self._writer.write_part_in_background(f"part-{self._rank:05}.safetensors", given, memory)
         self._commit: Callable[[list[str]], object] | None = None
@@ -130,6 +138,7 @@ class BackgroundSave:
         if self._errors and self._rank == 0:
             with contextlib.suppress(ShardwrightError):  # the error is told that came first
                 self._writer.abandon()
+        self._writer.unlock()
 
     def _raise(self) -> None:
         if self._errors:
@@ -177,15 +186,19 @@ class Background:
             CheckpointError: Values could not be copied on a rank.
         """
         begun: list[BackgroundSave] = []
+        writer = CheckpointWriter(path, tag)
+        keep_others_out(operation, writer, self._runtime.place.rank)
+        pause = _POLL_SECONDS[is_in_store(path)]
 
         def begin() -> None:
-            begun.append(BackgroundSave(self._runtime, path, tag, nonce, given(), self._memory))
+            begun.append(BackgroundSave(self._runtime, writer, tag, nonce, given(), self._memory, pause))
 
         try:
             on_all_ranks(operation, begin)
         except CheckpointError:
             for save in begun:
                 save.give_up()
+            writer.unlock()
             raise
         self._save = begun[0]
         self._save.start(description, keep)

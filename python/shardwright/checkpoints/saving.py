@@ -21,7 +21,7 @@ from shardwright.checkpoints.full import save_full
 from shardwright.checkpoints.optimizer_state import OptimizerState
 from shardwright.checkpoints.places import check_on_disk, place_of
 from shardwright.checkpoints.tensors import ModelTensors, extra_states
-from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
+from shardwright.checkpoints.together import keep_others_out, model_of, on_all_ranks, optimizer_of, outside_steps
 from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
@@ -158,6 +158,7 @@ def write_parts(
 ) -> None:
     """Write this rank's part, and complete the checkpoint on rank 0, which has its description."""
     writer = CheckpointWriter(folder, tag)
+    keep_others_out(operation, writer, rank)
 
     def commit() -> None:
         if description is not None:
@@ -171,6 +172,8 @@ def write_parts(
             with contextlib.suppress(ShardwrightError):  # the error is told that came first
                 writer.abandon()
         raise
+    finally:
+        writer.unlock()
 
 
 def _check(tag: object, keep: object) -> None:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from shardwright._core import CheckpointWriter
 from shardwright.errors import CheckpointError, FrameError, ShardwrightError
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
@@ -13,6 +14,9 @@ from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model import DistributedModel
 from shardwright.model.models import Models
 from shardwright.optimizer import DistributedOptimizer
+
+#: How long a save waits for one of another job into the same directory.
+_LOCK_SECONDS = 60.0
 
 T = TypeVar("T")
 
@@ -37,6 +41,15 @@ def on_all_ranks(operation: str, work: Callable[[], T]) -> list[T]:
         text, host = problems[min(problems)]
         raise CheckpointError(f"{operation} failed on {ranks} (host {host!r}): {text}") from error
     return [result for _, _, result in told]
+
+
+def keep_others_out(operation: str, writer: CheckpointWriter, rank: int) -> None:
+    """Keep other jobs from saving into the writer's directory until rank 0 unlocks it; all ranks call this.
+
+    Raises:
+        CheckpointError: Another job has been saving into it for a minute.
+    """
+    on_all_ranks(operation, lambda: writer.lock(_LOCK_SECONDS) if rank == 0 else None)
 
 
 def _told(error: Exception) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import common
@@ -49,6 +51,16 @@ def in_child() -> str:
     return said
 
 
+def terminated() -> None:
+    """Fork, and terminate the child, as a pool of processes does with its workers."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(60.0)
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    say("terminated", code=os.waitstatus_to_exitcode(status))
+
+
 def endless(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
     while True:
         yield from loader
@@ -58,6 +70,7 @@ def main() -> None:
     job = common.start()
     job.exact_step()
     in_child()
+    terminated()
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True)
     batches = endless(loader)
     for step in range(20):

@@ -94,7 +94,7 @@ class _Loading:
         for alias, name in (pair for one in aliases for pair in one.items()):
             others.setdefault(name, {})[alias] = None
         used: set[str] = set()
-        missing, shaped = [], []
+        missing, shaped, untied = [], [], []
         for name, shape in shapes.items():
             candidates = [theirs for one in (name, *others.get(name, ())) for theirs in self._called(one)]
             there = [one for one in candidates if one in places]
@@ -105,7 +105,14 @@ class _Loading:
             self._names[name] = there[0]
             if places[there[0]].shape != shape:
                 shaped.append(f"{name}: shape {list(places[there[0]].shape)} in the files, wanted {list(shape)}")
-        names = [f"missing in the files: {name}" for name in sorted(missing) if not self._ignored("missing", name)]
+            untied += [
+                f"one tensor in the model, two in the files: {there[0]} and {other}"
+                for other in there[1:]
+                if not self._are_equal(there[0], other)
+            ]
+        names = untied + [
+            f"missing in the files: {name}" for name in sorted(missing) if not self._ignored("missing", name)
+        ]
         names += [
             f"unexpected in the files: {name}"
             for name in sorted(places.keys() - used)
@@ -127,6 +134,13 @@ class _Loading:
                 len(names),
                 "; ".join(names[:5]),
             )
+
+    def _are_equal(self, name: str, other: str) -> bool:
+        """Whether two tensors of the files have the same shape, dtype and bytes."""
+        first, second = (self._folder.tensor(one) for one in (name, other))
+        if first.shape != second.shape or first.dtype != second.dtype:
+            return False
+        return torch.equal(first.reshape(-1).view(torch.uint8), second.reshape(-1).view(torch.uint8))
 
     def _called(self, name: str) -> list[str]:
         """What a tensor may be called in files: those of a model without its head, or with one, differ in a prefix."""
