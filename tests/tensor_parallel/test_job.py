@@ -53,7 +53,7 @@ def test_ranks_keep_one_order_whenever_each_collects_garbage(mode: str) -> None:
 
 
 def test_batches_have_different_sizes() -> None:
-    """What comes with an answer, and what is fetched, is the same on all ranks of a TP_GROUP at any size."""
+    """No rank of a TP_GROUP waits more often than the others, however large its results are."""
     for output in outputs_of_ranks(PROGRAM.with_name("unequal.py"), "dynamic", ranks=4):
         assert output.splitlines()[-1] == "exact with 0 steps run again"
 

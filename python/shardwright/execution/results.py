@@ -19,9 +19,13 @@ from shardwright.values.tensors import Meta, Origin, dtype_of, unpack_one
 
 
 def sites_of(cfg: Any) -> _core.Sites:
-    """Create the record of calls for predictions, empty, for a job with this configuration."""
+    """Create the record of calls for predictions, empty, for a job with this configuration.
+
+    The ranks of a tensor-parallel group have data of their own, such as masks that only some of them need, and may use
+    a result on one rank only. There results come with the answer, for which all of them wait.
+    """
     return _core.Sites(
-        tensor_handles=cfg.tensor_handles,
+        tensor_handles=cfg.tensor_handles and cfg.tensor_parallel_degree == 1,
         fast_mode=cfg.fast_mode,
         static_mode=cfg.static_mode,
         static_steps=cfg.static_steps,
