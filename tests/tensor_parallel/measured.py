@@ -16,8 +16,8 @@ from shardwright.scheduling import RankMemory, Scheduling, StepTimes
 from torch import nn
 
 from tests.tensor_parallel.job import check_step
+from tests.tensor_parallel.unequal import WIDTH, make
 
-WIDTH = 16
 MICROBATCHES = 4
 STEPS = 8
 #: By the schedule that is asked for and by tp_rank: nanoseconds of forwards, backwards and weight gradients.
@@ -51,11 +51,6 @@ def choices(scheduling: Scheduling) -> list[tuple[str, list[int] | None]]:
         assert decision is not None
         found.append((decision.schedule, decision.splits))
     return found
-
-
-def make(linear: type[nn.Module]) -> nn.Sequential:
-    torch.manual_seed(5)
-    return nn.Sequential(*(linear(WIDTH, WIDTH) for _ in range(3)))
 
 
 def main() -> None:
