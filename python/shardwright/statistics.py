@@ -94,9 +94,11 @@ def comm_stats() -> dict[str, Any]:
     Returns:
         A dict with these keys. ``transport``: the configured transport. ``messages_sent``, ``messages_received``,
         ``bytes_sent``, ``bytes_received``: all network traffic; bytes include heartbeats. ``unknown_peers_dropped``:
-        the number of connections that failed to authenticate. ``routes``: ``tensors_sent``, ``tensors_received``,
-        ``bytes_sent`` and ``bytes_received`` of each route. ``fallbacks``: for each reason why tensors did not take the
-        best route, the number of ``tensors`` and an explanation (``because``). ``peers``: for each other rank its
+        the number of connections that failed to authenticate. ``buffer_used_bytes``: how much of the persistent buffer
+        (``comm_buffer_bytes``) is in use, tensors that other ranks of the host still hold included. ``routes``:
+        ``tensors_sent``, ``tensors_received``, ``bytes_sent`` and ``bytes_received`` of each route. ``fallbacks``: for
+        each reason why tensors did not take the best route, the number of ``tensors`` and an explanation
+        (``because``). ``peers``: for each other rank its
         ``host``, the transport it is ``reached_by``, and the relation of its ``devices`` to this rank's.
 
     Raises:

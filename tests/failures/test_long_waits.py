@@ -15,8 +15,8 @@ TOLERANCE = 1e-10
 COMPUTING_SECONDS = 60.0
 
 
-def job(scenario: str) -> Job:
-    return Job("training", arguments=[scenario, json.dumps(TIMEOUTS)])
+def job(scenario: str, **timeouts: float) -> Job:
+    return Job("training", arguments=[scenario, json.dumps(TIMEOUTS | timeouts)])
 
 
 def check_exact(done: Job) -> None:
@@ -101,8 +101,8 @@ def test_a_rank_whose_interpreter_is_locked_is_in_the_picture_as_silent() -> Non
 
 
 def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
-    """Rank 1 waits at a barrier, rank 0 in the next step, which is seen before the stall would be."""
-    with job("barrier") as pair:
+    """Rank 1 waits at a barrier, rank 0 in the next step, which is seen long before the job would end for its silence."""
+    with job("barrier", stall_timeout_seconds=COMPUTING_SECONDS) as pair:
         pair[1].event("step", number=1)
         pair.all_end_with([1, 1])
         for process in pair.ranks:

@@ -7,17 +7,23 @@ import ctypes
 import gc
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import shardwright as smp
+
 _SELF = Path("/proc/self")
-_MB = 1 << 20
+MB = 1 << 20
 
 
 #: ``M_MMAP_THRESHOLD`` of the C library's allocator, and the threshold that it begins with.
 _MMAP_THRESHOLD, _THRESHOLD_BYTES = -3, 128 << 10
+
+#: How long the last users of the persistent buffer have to free it.
+_REST_SECONDS = 5.0
 
 
 def give_large_memory_back() -> None:
@@ -38,7 +44,8 @@ class Held(NamedTuple):
         threads: How many of each name.
         maps: How many mappings of each file, memory files and segments of shared memory included.
         shared_mb: What of its memory other processes may map.
-        resident_mb: What of its memory is in use.
+        resident_mb: What of its own memory is in use.
+        buffer_bytes: What of the persistent buffer is in use, here or where it was sent to; 0 without a job.
     """
 
     descriptors: dict[str, int]
@@ -46,6 +53,7 @@ class Held(NamedTuple):
     maps: dict[str, int]
     shared_mb: float
     resident_mb: float
+    buffer_bytes: int
 
     @staticmethod
     def now() -> Held:
@@ -57,8 +65,9 @@ class Held(NamedTuple):
         lines = (_SELF / "maps").read_text().splitlines()
         maps = (_numberless(line.split(maxsplit=5)[5]) for line in lines if "/" in line)
         status = dict(re.findall(r"^(\w+):\s+(\d+) kB$", (_SELF / "status").read_text(), re.MULTILINE))
-        shared, resident = (int(status[name]) * 1024 / _MB for name in ("RssShmem", "VmRSS"))
-        return Held(Counter(descriptors), Counter(threads), Counter(maps), shared, resident)
+        shared, resident = (int(status[name]) * 1024 / MB for name in ("RssShmem", "VmRSS"))
+        in_use = _buffer_in_use() if smp.is_initialized() else 0
+        return Held(Counter(descriptors), Counter(threads), Counter(maps), shared, resident - shared, in_use)
 
     @staticmethod
     def of(read: list[Any]) -> Held:
@@ -69,6 +78,14 @@ class Held(NamedTuple):
 def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     """Of what there is more afterwards, and how much."""
     return dict(collections.Counter(after) - collections.Counter(before))
+
+
+def _buffer_in_use() -> int:
+    """What stays in use of the buffer: threads of either rank may be about to free what they used last."""
+    deadline = time.monotonic() + _REST_SECONDS
+    while (used := int(smp.comm_stats()["buffer_used_bytes"])) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return used
 
 
 def _descriptors() -> Iterator[str]:

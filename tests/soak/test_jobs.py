@@ -16,6 +16,7 @@ def check(runs: list[Run]) -> None:
         assert one.grown == {}, f"rank {one.rank}"
         assert one.unfreed == 0, f"rank {one.rank}"
         assert one.shared_growth_mb < 1.0, f"rank {one.rank}"
+        assert one.late.buffer_bytes == 0, f"rank {one.rank}"
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

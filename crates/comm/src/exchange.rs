@@ -283,6 +283,11 @@ impl Exchange {
         }
     }
 
+    /// Bytes of this rank's buffer that are in use, here or where they were sent to.
+    pub(crate) fn buffer_used_bytes(&self) -> u64 {
+        self.pool.as_ref().map_or(0, |pool| pool.used_bytes())
+    }
+
     /// The connection is closed: nothing is sent from this rank's buffer any more, nor received.
     pub(crate) fn close(&self) {
         self.pool.iter().for_each(|pool| pool.close());
@@ -359,7 +364,9 @@ mod tests {
         let rest = pool.copy_of(&vec![1; (8 << 20) - 550_000]);
         assert_eq!(send(&held), 1);
         assert_eq!(because(Reason::SourceHostFull), 1);
+        assert!(exchange.buffer_used_bytes() > 8 << 19);
         drop(rest);
+        assert!(exchange.buffer_used_bytes() < 8 << 19);
         while pool.lend_copy(&[1]).is_some() {}
         assert_eq!(send(&held), 1);
         assert_eq!(carried(Route::Tcp), 2);

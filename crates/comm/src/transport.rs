@@ -60,6 +60,8 @@ pub struct CommStats {
     pub bytes_received: u64,
     /// Connections dropped because they did not prove the job's secret.
     pub unknown_peers_dropped: u64,
+    /// Bytes of the persistent buffer that are in use here, or that ranks of this host hold.
+    pub buffer_used_bytes: u64,
     /// What each route carried.
     pub by_route: ByRoute,
     /// Why tensors were sent by the routes they took.

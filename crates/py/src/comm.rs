@@ -174,5 +174,6 @@ pub(crate) fn set_totals(dict: &Bound<'_, PyDict>, stats: &CommStats) -> PyResul
     dict.set_item("messages_received", stats.messages_received)?;
     dict.set_item("bytes_sent", stats.bytes_sent)?;
     dict.set_item("bytes_received", stats.bytes_received)?;
-    dict.set_item("unknown_peers_dropped", stats.unknown_peers_dropped)
+    dict.set_item("unknown_peers_dropped", stats.unknown_peers_dropped)?;
+    dict.set_item("buffer_used_bytes", stats.buffer_used_bytes)
 }

@@ -297,6 +297,7 @@ impl Transport for Tcp {
                 .map(|link| link.bytes_received.load(Ordering::Relaxed))
                 .sum(),
             unknown_peers_dropped: self.acceptor.unknown_peers(),
+            buffer_used_bytes: self.hub.exchange.buffer_used_bytes(),
             by_route: self.hub.exchange.counters().by_route(),
             by_reason: self.hub.exchange.counters().by_reason(),
         }
