@@ -1784,9 +1784,10 @@ class Server:
         """
         End the server: idle workers get None as their next task. A second call does nothing.
         """
-    def defer_weight_gradient(self, /, worker: SupportsIndex, token: SupportsIndex) -> None:
+    def defer_weight_gradient(self, /, worker: SupportsIndex) -> int:
         """
-        Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with this token.
+        Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with the token
+        that is returned.
         """
     def describe(self, /, rank: SupportsIndex | None = None) -> str:
         """
@@ -2123,7 +2124,7 @@ class Task:
     @property
     def token(self, /) -> int | None:
         """
-        What `defer_weight_gradient` was given; None for other tasks.
+        What `defer_weight_gradient` returned; None for other tasks.
         """
 
 @final

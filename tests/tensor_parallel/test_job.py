@@ -73,3 +73,9 @@ def test_pipelines_take_one_schedule_whatever_each_measures(pipeline: str) -> No
     """Pipelines of tensor-parallel ranks that run their tasks in different orders wait for one another."""
     for output in outputs_of_ranks(PROGRAM.with_name("measured.py"), pipeline, ranks=4):
         assert output.splitlines()[-1] == "exact under the first pipeline's choice"
+
+
+def test_the_step_after_a_failed_one_is_exact() -> None:
+    """What a failed step had left for later on one rank only does not part the next one."""
+    for output in outputs_of_ranks(PROGRAM.with_name("after_failure.py"), ranks=4):
+        assert output.splitlines()[-1] == "exact after failed steps"

@@ -121,7 +121,7 @@ fn answer(choices: &mut Unstructured<'_>) -> Result<Answer> {
 }
 
 fn task_event(choices: &mut Unstructured<'_>) -> Result<TaskEvent> {
-    Ok(match choices.int_in_range(0..=3)? {
+    Ok(match choices.int_in_range(0..=4)? {
         0 => TaskEvent::Turn(task_name(choices)?),
         2 => TaskEvent::Enters(choices.arbitrary()?),
         1 => TaskEvent::Asks(Asked {
@@ -138,6 +138,7 @@ fn task_event(choices: &mut Unstructured<'_>) -> Result<TaskEvent> {
             ),
             is_predicted: choices.arbitrary()?,
         }),
+        3 => TaskEvent::Defers(task_name(choices)?),
         _ => TaskEvent::Ends(task_name(choices)?),
     })
 }

@@ -213,10 +213,11 @@ impl Server {
         Ok(())
     }
 
-    /// Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with this token.
-    fn defer_weight_gradient(&self, worker: u32, token: u64) -> PyResult<()> {
+    /// Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with the token
+    /// that is returned.
+    fn defer_weight_gradient(&self, worker: u32) -> PyResult<u64> {
         self.here()?
-            .defer_weight_gradient(WorkerId(worker), token)
+            .defer_weight_gradient(WorkerId(worker))
             .map_err(|error| server_error(&error))
     }
 

@@ -112,7 +112,7 @@ pub(crate) struct Task {
     request: Option<Py<Request>>,
     /// The microbatch.
     microbatch: u32,
-    /// What `defer_weight_gradient` was given; None for other tasks.
+    /// What `defer_weight_gradient` returned; None for other tasks.
     token: Option<u64>,
 }
 

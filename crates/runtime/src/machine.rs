@@ -183,6 +183,8 @@ pub struct Machine {
     start: Start,
     ready: Vec<ReadyItem>,
     arrivals: u64,
+    /// How many backwards of the step have left weight gradients.
+    num_deferred: u64,
     next_request: u64,
     /// Over a tensor-parallel group.
     next_fetch: u64,
@@ -240,6 +242,7 @@ impl Machine {
             ready: Vec::new(),
             arrivals: 0,
             next_request: 0,
+            num_deferred: 0,
             next_fetch: 0,
             outstanding: BTreeMap::new(),
             serving: BTreeMap::new(),

@@ -190,6 +190,8 @@ pub enum TaskEvent {
     Asks(Asked),
     /// It enters a collective of the group, for something of this name.
     Enters(String),
+    /// A task leaves weight gradients for later, under this name.
+    Defers(TaskName),
     /// It is over.
     Ends(TaskName),
 }
@@ -221,7 +223,7 @@ pub enum TaskSource {
     },
     /// A backward has left weight gradients.
     WeightGradient {
-        /// What its rank knows them by.
+        /// How many had been left before on its rank in this step.
         token: u64,
     },
 }

@@ -23,7 +23,6 @@ class FrameTable:
         self._visits: Counter[tuple[nn.Module, int]] = Counter()
         self._watched: dict[int, list[Watched]] = {}
         self._left: dict[int, tuple[WeightGradients, int]] = {}
-        self._num_left = 0
         #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
         self.unclosed = 0
 
@@ -45,11 +44,9 @@ class FrameTable:
         """Remove and return a frame."""
         return self._frames.pop(key)
 
-    def leave(self, left: WeightGradients, place: int) -> int:
-        """Keep weight gradients that a backward has deferred, and the place of that backward; return their token."""
-        self._num_left += 1
-        self._left[self._num_left] = left, place
-        return self._num_left
+    def leave(self, token: int, left: WeightGradients, place: int) -> None:
+        """Keep weight gradients that a backward has deferred, and the place of that backward."""
+        self._left[token] = left, place
 
     def take_left(self, token: int) -> tuple[WeightGradients, int]:
         """Remove and return deferred weight gradients, and the place of their backward in the microbatch."""

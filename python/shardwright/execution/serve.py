@@ -276,7 +276,7 @@ def deferring(task: RunningTask) -> Callable[[WeightGradients], None] | None:
         return None
 
     def defer(left: WeightGradients) -> None:
-        runtime.server.defer_weight_gradient(task.worker, runtime[FrameTable].leave(left, task.place))
+        runtime[FrameTable].leave(runtime.server.defer_weight_gradient(task.worker), left, task.place)
 
     return defer
 

@@ -116,6 +116,7 @@ fn task_order(step: StepEpoch) -> Message {
             TaskEvent::Turn(task),
             TaskEvent::Asks(asked),
             TaskEvent::Enters("DistributedLinear".to_owned()),
+            TaskEvent::Defers(task),
             TaskEvent::Ends(task),
         ],
     }))

@@ -82,13 +82,10 @@ impl Machine {
         Ok(microbatch)
     }
 
-    /// The backward that a worker runs leaves its weight gradients for later, under a name that
-    /// Python knows them by: a task of this rank's own, for a time when nobody waits for another.
-    pub fn defer_weight_gradient(
-        &mut self,
-        worker: WorkerId,
-        token: u64,
-    ) -> Result<(), ServerError> {
+    /// The backward that a worker runs leaves its weight gradients for later: a task of this rank's own, for a time when
+    /// nobody waits for another. Returns the token of that task. Tokens count from 0 in each step, so that on all ranks
+    /// of a tensor-parallel group they name the same, whatever a failed step had left on each.
+    pub fn defer_weight_gradient(&mut self, worker: WorkerId) -> Result<u64, ServerError> {
         self.require_running("defer_weight_gradient")?;
         self.require_turn(worker, "defer_weight_gradient")?;
         let Some(task) = self.workers[worker.0 as usize].task else {
@@ -97,6 +94,8 @@ impl Machine {
                 call: "defer_weight_gradient",
             });
         };
+        let token = self.num_deferred;
+        self.num_deferred += 1;
         let deferred = Deferred {
             token,
             model: task.model,
@@ -106,11 +105,9 @@ impl Machine {
         if let Some(order) = &mut self.order {
             order.leaves_weights(token, task.microbatch, task.request);
         }
-        self.push_ready(
-            ReadyKind::WeightGradient,
-            task.microbatch,
-            Subject::WeightGradient(deferred),
-        );
-        Ok(())
+        let subject = Subject::WeightGradient(deferred);
+        self.tell_deferred(self.name_of(&subject, task.microbatch));
+        self.push_ready(ReadyKind::WeightGradient, task.microbatch, subject);
+        Ok(token)
     }
 }

@@ -51,7 +51,7 @@ pub(super) enum Subject {
 /// The weight gradients of one backward, which this rank computes when nobody waits for anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferred {
-    /// What Python knows them by.
+    /// How many this rank had left before in the step; Python knows them by it.
     pub token: u64,
     /// The backward's model; `None` in the step function.
     pub model: Option<ModelId>,

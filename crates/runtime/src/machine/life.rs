@@ -91,6 +91,7 @@ impl Machine {
         self.begin_order();
         self.begin_peer_order();
         self.begin_stays();
+        self.num_deferred = 0;
         self.turns = Turns::of(&self.plan.schedule);
         self.begun = self.is_root();
         self.progress = Progress::default();

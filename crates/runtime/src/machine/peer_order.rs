@@ -163,6 +163,13 @@ impl Machine {
         }
     }
 
+    /// A backward has left weight gradients for later.
+    pub(super) fn tell_deferred(&mut self, name: TaskName) {
+        if self.has_peers() {
+            self.happened(TaskEvent::Defers(name));
+        }
+    }
+
     fn happened(&mut self, event: TaskEvent) {
         if self.leader().is_some() {
             self.peer_order.own.push_back(event);
@@ -204,9 +211,10 @@ impl Machine {
             for event in events {
                 match event {
                     TaskEvent::Turn(task) => peers.turns.push_back(task),
-                    TaskEvent::Asks(_) | TaskEvent::Enters(_) | TaskEvent::Ends(_) => {
-                        peers.theirs.push_back(event);
-                    }
+                    TaskEvent::Asks(_)
+                    | TaskEvent::Enters(_)
+                    | TaskEvent::Ends(_)
+                    | TaskEvent::Defers(_) => peers.theirs.push_back(event),
                 }
             }
         }
@@ -382,6 +390,10 @@ impl Machine {
             }
             TaskEvent::Enters(name) => format!("runs {name}"),
             TaskEvent::Ends(task) => format!("has ended {}", self.task_text(task)),
+            TaskEvent::Defers(task) => format!(
+                "leaves weight gradients for later in {}",
+                self.task_text(task)
+            ),
             TaskEvent::Turn(task) => format!("runs {}", self.task_text(task)),
         }
     }

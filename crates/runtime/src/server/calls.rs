@@ -187,8 +187,8 @@ impl Server {
     }
 
     /// Leaves weight gradients for later; see [`Machine::defer_weight_gradient`].
-    pub fn defer_weight_gradient(&self, worker: WorkerId, token: u64) -> Result<(), ServerError> {
-        self.enter(|machine, _| machine.defer_weight_gradient(worker, token))
+    pub fn defer_weight_gradient(&self, worker: WorkerId) -> Result<u64, ServerError> {
+        self.enter(|machine, _| machine.defer_weight_gradient(worker))
     }
 
     /// Answers a request.

@@ -14,7 +14,7 @@ use super::rig::{
     Behaviour, Ended, TestRank, WATCHDOG, backward, config, forward, job_of, microbatch_of,
     new_request, on_every_rank, plan, shut_down,
 };
-use crate::machine::{Grant, Machine};
+use crate::machine::{Effect, Grant, Machine};
 use crate::{Expected, FailureKind, MainEvent, ServerError, StepPlan, Task};
 
 const MICROBATCHES: u32 = 6;
@@ -269,4 +269,94 @@ fn a_step_in_which_one_rank_predicts_what_another_waits_for_is_run_again() {
         assert_eq!(report.module.as_deref(), Some("first"));
         assert_eq!(report.microbatch, Some(microbatch));
     }
+}
+
+/// The first rank of a tensor-parallel group with one microbatch, whose backward it runs.
+fn in_backward(machine: &mut Machine, step: u64) {
+    let (now, worker) = (Duration::ZERO, WorkerId(0));
+    machine.begin_step(plan(step, "train", 1), now).unwrap();
+    if let Some(MainEvent::StartWorker(worker)) = machine.poll_main(now) {
+        machine.worker_returns(worker, now).unwrap();
+    }
+    assert!(matches!(machine.take_grant(worker), Some(Grant::Task(_))));
+}
+
+/// What a machine tells the other ranks of its group that it has left, and its turns for that.
+fn told_of_weight_gradients(machine: &mut Machine) -> Vec<TaskEvent> {
+    let sent = machine.take_effects().into_iter();
+    let orders = sent.filter_map(|effect| match effect {
+        Effect::Send {
+            message: Message::TaskOrder(order),
+            ..
+        } => Some(order.events),
+        _ => None,
+    });
+    let is_of_weight_gradients = |event: &TaskEvent| match event {
+        TaskEvent::Defers(task) | TaskEvent::Turn(task) => {
+            matches!(task.source, TaskSource::WeightGradient { .. })
+        }
+        _ => false,
+    };
+    orders.flatten().filter(is_of_weight_gradients).collect()
+}
+
+#[test]
+fn weight_gradients_have_the_same_names_on_all_ranks_whatever_a_failed_step_had_left() {
+    let leader_of = |failing: bool| {
+        let mut own = config(0, &[0], 2);
+        own.tensor_group = vec![Rank(0), Rank(1)];
+        let mut machine = Machine::new(own);
+        let (now, worker) = (Duration::ZERO, WorkerId(0));
+        in_backward(&mut machine, 1);
+        if failing {
+            machine.defer_weight_gradient(worker).unwrap();
+        }
+        machine.fail_internally("it was told to".to_owned(), now);
+        machine.worker_returns(worker, now).unwrap();
+        assert!(matches!(machine.poll_main(now), Some(MainEvent::Failed(_))));
+        in_backward(&mut machine, 2);
+        machine.take_effects();
+        machine.defer_weight_gradient(worker).unwrap();
+        machine.worker_returns(worker, now).unwrap();
+        told_of_weight_gradients(&mut machine)
+    };
+    let told = leader_of(true);
+    assert_eq!(told.len(), 2, "it is left, and then it has the turn: {told:?}");
+    assert_eq!(told, leader_of(false));
+}
+
+#[test]
+fn ranks_of_which_one_leaves_weight_gradients_and_another_does_not_end_with_an_error() {
+    let mut own = config(2, &[2], 3);
+    own.tensor_group = vec![Rank(0), Rank(2)];
+    let mut machine = Machine::new(own);
+    let (now, worker) = (Duration::ZERO, WorkerId(0));
+    let task = |source, phase| TaskName {
+        source,
+        phase,
+        microbatch: MicrobatchId(0),
+        module: None,
+    };
+    let left = TaskSource::WeightGradient { token: 0 };
+    let told = TaskOrder {
+        step: StepEpoch(1),
+        number: 0,
+        events: vec![
+            TaskEvent::Turn(task(TaskSource::Root, Phase::Forward)),
+            TaskEvent::Defers(task(left, Phase::Backward)),
+        ],
+    };
+    machine.begin_step(plan(1, "train", 1), now).unwrap();
+    machine.deliver(Rank(0), Message::TaskOrder(Box::new(told)), now);
+    machine.poll_main(now);
+    machine.worker_returns(worker, now).unwrap();
+    assert!(matches!(machine.take_grant(worker), Some(Grant::Task(_))));
+    machine.worker_returns(worker, now).unwrap();
+    let Some(MainEvent::Failed(failure)) = machine.poll_main(now) else {
+        panic!("it waits for ever for a turn that is not here");
+    };
+    let text = &failure.report.message;
+    let parted = "tp_rank 0 (rank 0) leaves weight gradients for later in the step function for microbatch 0, where tp_rank \
+                  1 (rank 2) has ended the step function for microbatch 0";
+    assert!(text.contains(parted), "{text}");
 }

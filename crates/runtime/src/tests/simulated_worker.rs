@@ -89,7 +89,7 @@ impl Simulation {
             if self.splits_backward
                 && defers
                 && !worker.aborting
-                && simulated.machine.defer_weight_gradient(id, 7).is_ok()
+                && simulated.machine.defer_weight_gradient(id).is_ok()
             {
                 simulated.weight_gradients_left += 1;
             }

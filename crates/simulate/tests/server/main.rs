@@ -58,6 +58,8 @@ struct Servers<'a> {
     events: BTreeMap<u64, WorkerEvent>,
     /// The forward requests, by segment and microbatch.
     forwards: BTreeMap<(u32, u32), RequestId>,
+    /// Of which segment weight gradients are, by rank and token.
+    deferred: BTreeMap<(usize, u64), u32>,
     slices: Vec<Slice>,
 }
 
@@ -99,6 +101,7 @@ impl<'a> Servers<'a> {
             queue: BinaryHeap::new(),
             events: BTreeMap::new(),
             forwards: BTreeMap::new(),
+            deferred: BTreeMap::new(),
             slices: Vec::new(),
         }
     }
@@ -178,7 +181,7 @@ impl<'a> Servers<'a> {
         };
         match grant {
             Grant::Task(task) => {
-                let (microbatch, operations) = self.script(&task);
+                let (microbatch, operations) = self.script(rank, &task);
                 let worker = self.workers[rank].get_mut(&id).expect("it was started");
                 worker.microbatch = microbatch;
                 worker.operations = operations;
@@ -233,10 +236,8 @@ impl<'a> Servers<'a> {
                     return self.settle(rank);
                 }
                 Operation::Defer(segment) => {
-                    let token = u64::from(segment) << 32 | u64::from(microbatch);
-                    machine
-                        .defer_weight_gradient(id, token)
-                        .expect("the step runs");
+                    let token = machine.defer_weight_gradient(id).expect("the step runs");
+                    self.deferred.insert((rank, token), segment);
                 }
                 Operation::Respond(to, request) => {
                     machine
@@ -249,7 +250,7 @@ impl<'a> Servers<'a> {
     }
 
     /// What Python does in a task.
-    fn script(&self, task: &Task) -> (u32, VecDeque<Operation>) {
+    fn script(&self, rank: usize, task: &Task) -> (u32, VecDeque<Operation>) {
         match task {
             Task::Root { microbatch } => (microbatch.0, self.step_function(microbatch.0)),
             Task::Request(request) => {
@@ -265,7 +266,8 @@ impl<'a> Servers<'a> {
             Task::WeightGradient(deferred) => {
                 let microbatch = deferred.microbatch.0;
                 let kind = ActionKind::WeightGradient;
-                let operation = self.compute((deferred.token >> 32) as u32, kind, microbatch);
+                let segment = self.deferred[&(rank, deferred.token)];
+                let operation = self.compute(segment, kind, microbatch);
                 (microbatch, VecDeque::from([operation]))
             }
         }

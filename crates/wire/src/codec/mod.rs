@@ -26,7 +26,7 @@ pub use message::{Incoming, decode_control, encode, encode_placed};
 pub use placement::{Placed, SharedMemory, SharedPlace};
 
 /// The version of the format; a change that an older reader cannot read raises it.
-pub const FORMAT_VERSION: u16 = 9;
+pub const FORMAT_VERSION: u16 = 10;
 
 /// What a frame may hold at most; the same at sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,6 +37,10 @@ pub(super) fn write_order(writer: &mut Writer, order: &TaskOrder) {
                 writer.u8(3);
                 writer.text(name);
             }
+            TaskEvent::Defers(task) => {
+                writer.u8(4);
+                write_task(writer, task);
+            }
         }
     }
 }
@@ -61,6 +65,7 @@ pub(super) fn read_order(reader: &mut Reader<'_>) -> Result<TaskOrder, CodecErro
             }),
             2 => TaskEvent::Ends(read_task(reader)?),
             3 => TaskEvent::Enters(reader.text()?),
+            4 => TaskEvent::Defers(read_task(reader)?),
             found => {
                 return Err(CodecError::Tag {
                     what: "event",

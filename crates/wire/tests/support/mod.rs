@@ -269,6 +269,7 @@ fn task_events() -> impl Strategy<Value = TaskEvent> {
     prop_oneof![
         task_names().prop_map(TaskEvent::Turn),
         task_names().prop_map(TaskEvent::Ends),
+        task_names().prop_map(TaskEvent::Defers),
         ".{0,9}".prop_map(TaskEvent::Enters),
         asked.prop_map(
             |((place, microbatch, model), phase, module, is_predicted)| TaskEvent::Asks(Asked {
