@@ -27,29 +27,31 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     """Train as one row does, in a job of its own.
 
     Returns:
-        The name; the largest peak, optimizer state in memory and offloaded bytes of a rank; by rank the peak, the
-        offloaded bytes and the activations that a step moves out; the median seconds of a step; and the loss.
+        The name; the largest peak, optimizer state in memory and offloaded bytes of a rank; by rank the peak (the
+        median over the steps of what each had in memory at most), the offloaded bytes and the activations that a step
+        moves out; the median seconds of a step; and the loss.
     """
     with Ranks("benches.memory.rank", row.name, row.ranks, environment=_ALLOCATOR) as job:
         job.ask(limit=LIMIT_SECONDS, do="build")
-        seconds, loss = [], 0.0
+        seconds, peaks, loss = [], [], 0.0
         for number in range(WARM_UP + rounds):
-            if number == WARM_UP:
-                job.ask(do="forget_peak")
+            job.ask(do="forget_peak")
             print(f"\r{row.name}: step {number + 1} of {WARM_UP + rounds}   ", end="", file=sys.stderr, flush=True)
             answers = job.ask(limit=LIMIT_SECONDS, do="step")
             if number >= WARM_UP:
                 seconds.append(max(a["ended"] for a in answers) - min(a["began"] for a in answers))
+                peaks.append(job.ask(do="peak_bytes"))
             loss = statistics.mean(a["loss"] for a in answers)
         print(file=sys.stderr)
-        peaks, offloaded = job.ask(do="peak_bytes"), job.ask(do="offloaded_bytes")
+        offloaded = job.ask(do="offloaded_bytes")
+        by_rank = [round(statistics.median(of_rank)) for of_rank in zip(*peaks, strict=True)]
         return {
             "name": row.name,
-            "peak_bytes": max(peaks),
+            "peak_bytes": max(by_rank),
             "step_seconds": round(statistics.median(seconds), 3),
             "optimizer_bytes": max(job.ask(do="optimizer_bytes")),
             "offloaded_bytes": max(offloaded),
-            "peaks": peaks,
+            "peaks": by_rank,
             "offloaded": offloaded,
             "moved": job.ask(do="moved_bytes"),
             "loss": loss,

@@ -115,6 +115,7 @@ def test_without_checkpoints_they_are_kept(job: Job) -> None:
     assert train(job, layers(*NAMES), RANKS, lambda _: None) == dict.fromkeys(NAMES, MICROBATCHES)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("schedule", ["simple", "interleaved"])
 @pytest.mark.parametrize("strategy", ["each", "contiguous", "group_2"])
 def test_every_rank_frees_what_its_layers_compute(job: Job, strategy: str, schedule: str) -> None:

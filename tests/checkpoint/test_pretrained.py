@@ -32,6 +32,7 @@ LAYOUTS = pytest.mark.parametrize("config", [PIPELINE, TENSOR], ids=["pipeline",
 MODELS = pytest.mark.parametrize("model", ["GPT-2", "T5"])
 
 
+@pytest.mark.covering(1)
 @MODELS
 @LAYOUTS
 def test_transformers_alone_loads_what_a_divided_model_saves(

@@ -101,7 +101,7 @@ def test_a_rank_whose_interpreter_is_locked_is_in_the_picture_as_silent() -> Non
 
 
 def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
-    """Rank 1 waits at a barrier, rank 0 in the next step, which is seen long before the job would end for its silence."""
+    """Rank 1 waits at a barrier, rank 0 in the next step, which is seen long before the silence is too long."""
     with job("barrier", stall_timeout_seconds=COMPUTING_SECONDS) as pair:
         pair[1].event("step", number=1)
         pair.all_end_with([1, 1])

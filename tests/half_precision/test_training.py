@@ -37,19 +37,21 @@ def test_masters_are_clipped_by_the_norm_over_the_whole_model(kind: str) -> None
     run("is_the_recipe", "pp 2, dp 2", kind, max_norm=0.5, bound=1e-4)
 
 
+# The law of every single step is above; the curves are long, and `make parity-memory` has more of them.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["pp 2", "dp 2"])
 def test_the_loss_curve_is_near_that_of_float32(kind: str, layout: str) -> None:
     run("learns_as_in_float32", layout, kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_the_loss_curve_is_near_that_of_float32_where_reductions_overlap(kind: str) -> None:
     config = {"overlapping_allreduce": None, "deterministic_server": False}
     run("learns_as_in_float32", "pp 2, dp 2", kind, config, steps=120)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
 @pytest.mark.parametrize("layout", ["tp 2", pytest.param("pp 2, tp 2", marks=pytest.mark.slow)])
 def test_the_loss_curve_of_a_divided_model_is_near_that_of_float32(kind: str, layout: str) -> None:
     run("learns_as_in_float32", layout, kind, marked=True)

@@ -12,11 +12,12 @@ from tests.programs.running import run_plain
 from tests.programs.summary import Summary
 from tests.programs.trials import FOUND, jobs, stored, try_program, try_seeds
 
-#: A few hundred are tried with every change, the others with all tests.
-SEEDS = range(300)
-MORE_SEEDS = range(300, 2000)
+#: These are tried with every change, the others with all tests.
+SEEDS = range(200)
+MORE_SEEDS = range(200, 2000)
 #: Of those that make use of more.
-WIDE_SEEDS = range(120)
+WIDE_SEEDS = range(80)
+MORE_WIDE_SEEDS = range(80, 120)
 #: The smallest share of programs in which each needed feature must occur.
 MIN_SHARE = 0.15
 
@@ -47,6 +48,7 @@ def test_random_programs_that_make_use_of_more_are_exact_or_refused(request: pyt
 @pytest.mark.timeout(1800)
 def test_more_random_programs_are_exact_or_refused(request: pytest.FixtureRequest) -> None:
     try_programs(MORE_SEEDS, request.config)
+    try_programs(MORE_WIDE_SEEDS, request.config, wide=True)
 
 
 @pytest.mark.timeout(300)

@@ -34,7 +34,7 @@ def test_losses_metrics_and_resumed_trainings_are_exact(kind: str, layout: str) 
 @pytest.mark.parametrize(
     ("ranks", "keys"),
     [
-        (1, {"partitions": 1}),
+        pytest.param(1, {"partitions": 1}, marks=pytest.mark.slow),
         (2, {"partitions": 2}),
         pytest.param(3, {"partitions": 1, "ddp": True}, marks=pytest.mark.slow),
     ],

@@ -321,7 +321,11 @@ fn weight_gradients_have_the_same_names_on_all_ranks_whatever_a_failed_step_had_
         told_of_weight_gradients(&mut machine)
     };
     let told = leader_of(true);
-    assert_eq!(told.len(), 2, "it is left, and then it has the turn: {told:?}");
+    assert_eq!(
+        told.len(),
+        2,
+        "it is left, and then it has the turn: {told:?}"
+    );
     assert_eq!(told, leader_of(false));
 }
 
