@@ -79,7 +79,8 @@ def mpirun(words: list[str]) -> int:
         else:
             assert (option, value) == ("--bind-to", "none")
     assert os.environ["SHARDWRIGHT_SECRET"] not in " ".join(sys.argv)
-    kept = {name: os.environ[name] for name in (*variables, "PATH", "PYTHONPATH")}
+    has = [name for name in ("PATH", "PYTHONPATH") if name in os.environ]
+    kept = {name: os.environ[name] for name in (*variables, *has)}
 
     def environment(rank: int, host: int, local: int) -> dict[str, str]:
         own = {
