@@ -194,9 +194,10 @@ def save_beside_another_job(folder: str, asynchronous: bool) -> None:
     is_first = smp.rank() == 0
     if is_first:
         other.lock(1.0)
-        threading.Timer(1.0, other.unlock).start()
     smp.barrier()
     began = time.monotonic()
+    if is_first:
+        threading.Timer(1.0, other.unlock).start()
     smp.save_checkpoint(folder, "a", model=model, asynchronous=asynchronous)
     assert not is_first or time.monotonic() - began > 0.9
     smp.save_checkpoint(folder, "b", model=model, asynchronous=asynchronous)
