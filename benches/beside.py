@@ -49,7 +49,8 @@ def variables_of(commit: str) -> dict[str, str]:
         shutil.rmtree(checkout, ignore_errors=True)
         checkout.mkdir(parents=True)
         archive = subprocess.Popen(["git", "archive", number], cwd=ROOT, stdout=subprocess.PIPE)
-        _run("tar", "--extract", "--directory", str(checkout), stdin=archive.stdout)
+        # As old as their commit, the sources would pass for those of another commit in the target folder.
+        _run("tar", "--extract", "--touch", "--directory", str(checkout), stdin=archive.stdout)
         archive.wait()
         # One target folder: what both depend on is compiled once.
         target, manifest = ROOT / "target", checkout / "Cargo.toml"
