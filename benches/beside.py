@@ -52,8 +52,9 @@ def variables_of(commit: str) -> dict[str, str]:
         # As old as their commit, the sources would pass for those of another commit in the target folder.
         _run("tar", "--extract", "--touch", "--directory", str(checkout), stdin=archive.stdout)
         archive.wait()
-        # One target folder: what both depend on is compiled once.
-        target, manifest = ROOT / "target", checkout / "Cargo.toml"
+        # One target folder for all such commits: what they depend on is compiled once. It is not the usual one,
+        # where their newer files would pass for its own.
+        target, manifest = ROOT / "target" / "beside", checkout / "Cargo.toml"
         _run(
             *("cargo", "build", "--quiet", "--release", "--locked", "--package", "shardwright-py"),
             *("--manifest-path", str(manifest), "--target-dir", str(target)),
