@@ -98,8 +98,8 @@ def comm_stats() -> dict[str, Any]:
         (``comm_buffer_bytes``) is in use, tensors that other ranks of the host still hold included. ``routes``:
         ``tensors_sent``, ``tensors_received``, ``bytes_sent`` and ``bytes_received`` of each route. ``fallbacks``: for
         each reason why tensors did not take the best route, the number of ``tensors`` and an explanation
-        (``because``). ``peers``: for each other rank its
-        ``host``, the transport it is ``reached_by``, and the relation of its ``devices`` to this rank's.
+        (``because``). ``peers``: for each other rank its ``host``, the transport it is ``reached_by``, and the relation
+        of its ``devices`` to this rank's.
 
     Raises:
         ShardwrightError: In a forked process, such as a worker of a DataLoader; or ``smp.init`` has not been called.

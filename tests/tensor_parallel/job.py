@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import shardwright as smp
 import torch
@@ -74,6 +75,22 @@ def compare(model: smp.DistributedModel, whole: nn.Module, what: str) -> float:
             assert found < 1e-10, f"{what}: {kind} of {name} is off by {found}"
             worst = max(worst, found)
     return worst
+
+
+def start(**keys: Any) -> None:
+    """Begin a job of 2 pipeline x 2 tensor-parallel ranks, where what is not placed is on the first pipeline rank."""
+    torch.set_default_dtype(torch.float64)
+    smp.init(
+        {
+            "pipeline_parallel_degree": 2,
+            "tensor_parallel_degree": 2,
+            "ddp": True,
+            "microbatches": 2,
+            "auto_partition": False,
+            "default_partition": 0,
+            **keys,
+        }
+    )
 
 
 def mean_square(values: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from shardwright.nn.linear import DistributedLinear
 from shardwright.scheduling import RankMemory, Scheduling, StepTimes
 from torch import nn
 
-from tests.tensor_parallel.job import check_step
+from tests.tensor_parallel.job import check_step, start
 from tests.tensor_parallel.unequal import WIDTH, make
 
 MICROBATCHES = 4
@@ -54,19 +54,9 @@ def choices(scheduling: Scheduling) -> list[tuple[str, list[int] | None]]:
 
 
 def main() -> None:
-    torch.set_default_dtype(torch.float64)
-    smp.init(
-        {
-            "pipeline_parallel_degree": 2,
-            "tensor_parallel_degree": 2,
-            "ddp": True,
-            "microbatches": MICROBATCHES,
-            "pipeline": sys.argv[1],
-            "auto_partition": False,
-            "default_partition": 0,
-        }
-        | ({"active_microbatches": MICROBATCHES} if sys.argv[1] == "auto" else {})  # zero_bubble chooses it
-    )
+    pipeline = sys.argv[1]
+    chosen = {"active_microbatches": MICROBATCHES} if pipeline == "auto" else {}  # zero_bubble chooses it
+    start(microbatches=MICROBATCHES, pipeline=pipeline, **chosen)
     scheduling = current_runtime()[Scheduling]
     first, second = choices(scheduling)
     assert first != second, first

@@ -13,7 +13,7 @@ import torch
 from shardwright.nn.linear import DistributedLinear
 from torch import nn
 
-from tests.tensor_parallel.job import check_step, mean_square
+from tests.tensor_parallel.job import check_step, mean_square, start
 
 WIDTH = 128
 #: The samples of both tensor-parallel ranks in each step. Both know calls with 8 samples after the third step.
@@ -26,20 +26,7 @@ def make(linear: type[nn.Module]) -> nn.Sequential:
 
 
 def main() -> None:
-    torch.set_default_dtype(torch.float64)
-    smp.init(
-        {
-            "pipeline_parallel_degree": 2,
-            "tensor_parallel_degree": 2,
-            "ddp": True,
-            "microbatches": 2,
-            "auto_partition": False,
-            "default_partition": 0,
-            "static_mode": sys.argv[1] != "dynamic",
-            "fast_mode": sys.argv[1] == "fast",
-            "static_steps": 1,
-        }
-    )
+    start(static_mode=sys.argv[1] != "dynamic", fast_mode=sys.argv[1] == "fast", static_steps=1)
     net, whole = make(DistributedLinear), make(nn.Linear)
     smp.set_partition(net[1], 1)
     model = smp.DistributedModel(net)
