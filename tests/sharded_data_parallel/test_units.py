@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from shardwright.sharded_data_parallel.groups import by_host, is_two_level
-from shardwright.sharded_data_parallel.units import buckets, choose, units
+from shardwright.sharded_data_parallel.units import buckets, choose, may_gather_ahead, units
 from torch import nn
 
 from tests.sharded_data_parallel.problems import blocks
@@ -74,5 +74,10 @@ def test_a_unit_is_gathered_when_it_is_used() -> None:
 
 
 def test_the_next_unit_is_gathered_ahead_within_the_limit() -> None:
-    run(2, case("prefetching", {"sdp_max_live_parameters": _BLOCK}, allowed=False))
-    run(2, case("prefetching", {"sdp_max_live_parameters": 4 * _BLOCK}, allowed=True))
+    assert may_gather_ahead([3, 2, 2, 7, 1], 9) == [True, True, False, False, True]
+    assert may_gather_ahead([3, 2, 2, 7, 1], 5) == [False, False, False, False, True]
+    assert may_gather_ahead([5], 1) == [True]
+
+
+def test_no_unit_is_gathered_ahead_on_cpus() -> None:
+    run(2, case("no_prefetching"))

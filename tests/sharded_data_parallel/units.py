@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.job.runtime import current_runtime
+from torch import nn
 
 from .problems import Pair
 
@@ -28,12 +29,19 @@ def gathers(units: int, each_microbatch: int) -> None:
     assert shards.begun - before == gathered + reduced, (shards.begun - before, gathered, reduced)
 
 
-def prefetching(allowed: bool) -> None:
-    """Whether a unit has the next one gathered while its own parameters are whole."""
+def no_prefetching() -> None:
+    """No unit's parameters are whole before its turn, and gradients that were reduced are freed."""
     pair = Pair("blocks")
     sharding = pair.model.placement.sharding
     assert sharding is not None
-    inner = sharding._modules[:-1]
-    states = [module._get_fsdp_state() for module in inner]
-    assert [bool(state._states_to_backward_prefetch) for state in states] == [not allowed] * len(states)
+    gathered: list[int] = []
+
+    def look(*_: object) -> None:
+        gathered.append(sum(group.is_unsharded or bool(group._all_gather_result) for group in sharding._groups))
+        assert sharding._groups[0].comm_ctx.reduce_scatter_state is None
+
+    for module in pair.model.modules():
+        if isinstance(module, nn.Tanh):
+            module.register_full_backward_pre_hook(look)
     pair.run(2)
+    assert set(gathered) == {1}, gathered

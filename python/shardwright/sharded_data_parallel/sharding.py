@@ -29,7 +29,7 @@ from shardwright.job.runtime import Runtime
 from shardwright.sharded_data_parallel.communication import ShardCollectives
 from shardwright.sharded_data_parallel.groups import SHARDS
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
-from shardwright.sharded_data_parallel.units import buckets, choose, units
+from shardwright.sharded_data_parallel.units import buckets, choose, may_gather_ahead, units
 
 _BUCKET_BYTES = 25 << 20
 #: Of one collective in a pipeline, for which all of its parameters, or gradients, are in memory twice.
@@ -50,6 +50,7 @@ class ModelSharding:
         self._runtime = runtime
         self._module = module
         self._by_hooks = runtime.place.pp_size == 1
+        self._on_cpu = runtime.place.device.type == "cpu"
         self._stage = int(cfg.sdp_stage)
         self._max_elements = int(cfg.sdp_reduce_bucket_size)
         self._modules: list[FSDPModule] = []
@@ -114,12 +115,14 @@ class ModelSharding:
                 group._to_sharded()
 
     def _limit_prefetching(self) -> None:
-        """Have no unit gather the next one's parameters while its own are whole, if these were too many together."""
-        *inner, root = [(unit, _elements(unit)) for unit in self._modules]
-        limit = int(self._runtime.place.cfg.sdp_max_live_parameters)
-        for number, (unit, elements) in enumerate(inner):
-            beside = max((inner[other][1] for other in (number - 1, number + 1) if 0 <= other < len(inner)), default=0)
-            if root[1] + elements + beside > limit:
+        """Have units gather the next one's parameters while their own are whole only where that is of use.
+
+        On CPUs a gather is waited for as soon as it is begun, so that one ahead of its turn would only take memory.
+        """
+        sizes = [_elements(unit) for unit in self._modules]
+        ahead = may_gather_ahead(sizes, int(self._runtime.place.cfg.sdp_max_live_parameters))
+        for unit, may in zip(self._modules, ahead, strict=True):
+            if not may or self._on_cpu:
                 unit.set_modules_to_backward_prefetch([unit])
                 if (group := unit._get_fsdp_state()._fsdp_param_group) is not None:
                     group.unshard_async_op = True  # on the computation's own stream
@@ -243,6 +246,8 @@ class ModelSharding:
                 elif parameter.sharded_param.requires_grad:
                     _fill(parameter)
         FSDPParamGroup.post_backward(group)
+        if self._on_cpu:
+            group.comm_ctx.reduce_scatter_state = None  # kept for streams; the reduction is over
 
     def _average_over_groups(self, parameters: list[FSDPParam]) -> None:
         """Average gradients, which are means over the ranks that shard them, over the groups of such ranks."""

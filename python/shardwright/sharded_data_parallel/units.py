@@ -92,6 +92,22 @@ def buckets(parameters: Sequence[nn.Parameter], max_elements: int) -> list[list[
     return found
 
 
+def may_gather_ahead(sizes: Sequence[int], limit: int) -> list[bool]:
+    """Return by unit whether the next one in a backward may be gathered while this one is whole.
+
+    Args:
+        sizes: By unit, in the order of forwards, how many elements it gathers. The last is the model itself, which stays
+            gathered in all of the others.
+        limit: How many elements may be whole together.
+    """
+    *inner, root = sizes
+    found = []
+    for number, own in enumerate(inner):
+        beside = [*inner[max(0, number - 1) : number], *inner[number + 1 : number + 2]]
+        found.append(root + own + max(beside, default=0) <= limit)
+    return [*found, True]
+
+
 def check_live(runtime: Runtime, module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
     """Check that a stage of a pipeline may gather all of its parameters.
 
