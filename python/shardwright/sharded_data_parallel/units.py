@@ -96,8 +96,8 @@ def may_gather_ahead(sizes: Sequence[int], limit: int) -> list[bool]:
     """Return by unit whether the next one in a backward may be gathered while this one is whole.
 
     Args:
-        sizes: By unit, in the order of forwards, how many elements it gathers. The last is the model itself, whose stay
-            gathered in all of the others.
+        sizes: By unit, in the order of forwards, how many elements it gathers. The last is the model itself, whose own
+            stay gathered in all of the others.
         limit: How many elements may be whole together.
     """
     *inner, root = sizes
