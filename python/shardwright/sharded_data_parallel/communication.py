@@ -38,6 +38,11 @@ class ShardCollectives:
         """The index of this rank."""
         return self._over_shards.own_place
 
+    @property
+    def waits_at_once(self) -> bool:
+        """Whether a collective is over when its call returns, so that none overlaps computation."""
+        return bool(self._runtime.place.device.type == "cpu")
+
     def gather(self, whole: torch.Tensor) -> None:
         """Gather a 1-D tensor of which each rank has its part, in the order of ranks."""
         levels = self._runtime[ReplicaCollectives].gathers
@@ -77,7 +82,7 @@ class ShardCollectives:
             collectives.begin_between_steps()
 
     def _wait(self, collectives: Collectives, work: Any) -> None:
-        if self._runtime.place.device.type == "cpu":
+        if self.waits_at_once:
             collectives.wait(work)
             return
         work.wait()  # the stream waits, and not the host

@@ -50,7 +50,6 @@ class ModelSharding:
         self._runtime = runtime
         self._module = module
         self._by_hooks = runtime.place.pp_size == 1
-        self._on_cpu = runtime.place.device.type == "cpu"
         self._stage = int(cfg.sdp_stage)
         self._max_elements = int(cfg.sdp_reduce_bucket_size)
         self._modules: list[FSDPModule] = []
@@ -117,12 +116,12 @@ class ModelSharding:
     def _limit_prefetching(self) -> None:
         """Have units gather the next one's parameters while their own are whole only where that is of use.
 
-        On CPUs a gather is waited for as soon as it is begun, so that one ahead of its turn would only take memory.
+        Where a gather does not overlap computation, one ahead of its turn would only take memory.
         """
         sizes = [_elements(unit) for unit in self._modules]
         ahead = may_gather_ahead(sizes, int(self._runtime.place.cfg.sdp_max_live_parameters))
         for unit, may in zip(self._modules, ahead, strict=True):
-            if not may or self._on_cpu:
+            if not may or self._collectives.waits_at_once:
                 unit.set_modules_to_backward_prefetch([unit])
                 if (group := unit._get_fsdp_state()._fsdp_param_group) is not None:
                     group.unshard_async_op = True  # on the computation's own stream
@@ -246,7 +245,7 @@ class ModelSharding:
                 elif parameter.sharded_param.requires_grad:
                     _fill(parameter)
         FSDPParamGroup.post_backward(group)
-        if self._on_cpu:
+        if self._collectives.waits_at_once:
             group.comm_ctx.reduce_scatter_state = None  # kept for streams; the reduction is over
 
     def _average_over_groups(self, parameters: list[FSDPParam]) -> None:
