@@ -29,7 +29,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test wheel docs site stub lock clean first-minutes
+.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test gpu-day gpu-rehearse wheel docs site stub lock clean first-minutes
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -219,6 +219,12 @@ gpu-test: setup ## the tests and measurements that need a CUDA device
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"
 	@$(PYTHON) -m pytest --quiet -m gpu
 	@$(PYTHON) -m benches.overhead --device cuda $(ARGS)
+
+gpu-day: setup ## everything that only a CUDA device can show, in eight minutes; ARGS="--only STEP,..." for some steps
+	@$(PYTHON) -m tools.gpu_day $(ARGS)
+
+gpu-rehearse: setup ## the same steps with tiny sizes on the CPU and on a stand-in for CUDA's driver
+	@TINY=1 OMP_NUM_THREADS=1 $(PYTHON) -m tools.gpu_day --device cpu --folder out/gpu_rehearsal $(ARGS)
 
 wheel: setup ## build the wheels, install them into an empty environment and train with them
 	@tools/wheel.sh

@@ -1,0 +1,1 @@
+"""The steps: a module each, with ``run(options) -> figures``; :mod:`tools.gpu_day.plan` says what each one shows."""
