@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from transformers.trainer_pt_utils import find_batch_size
 
 from shardwright.accelerate.gathering import gathered_objects
+from shardwright.huggingface.shares import times
 from shardwright.model import DistributedModel
 from shardwright.state import state
 from shardwright.step import StepFunction, StepOutput, step
@@ -19,8 +20,8 @@ from shardwright.step import StepFunction, StepOutput, step
 class ModelInSteps:
     """Calls a model, and its ``generate``, in steps without a backward; other attributes are the model's.
 
-    The outputs are those of the whole batch, on all ranks of the pipeline. A loss is the mean over its labels, or the
-    sum if the model is told by ``num_items_in_batch`` what to divide it by.
+    The outputs are those of the whole batch, on all ranks of the pipeline. Microbatches' losses count for their labels,
+    as in :mod:`shardwright.huggingface.shares`.
     """
 
     def __init__(
@@ -44,10 +45,15 @@ class ModelInSteps:
             with context():
                 return model.generate(*args, **kwargs)
 
-        def forward(model: DistributedModel, inputs: dict[str, Any]) -> tuple[Any, float]:
+        def forward(model: DistributedModel, inputs: dict[str, Any], of_batch: float) -> tuple[Any, float]:
+            counted = count(inputs)
+            number = inputs.get("num_items_in_batch")
+            if number is not None and counted:
+                inputs = {**inputs, "num_items_in_batch": times(number, counted / of_batch, torch.float64)}
             with context():
-                return tree_map(_as_float32, model(**inputs)), count(inputs)
+                return tree_map(_as_float32, model(**inputs)), counted
 
+        self._count = count
         self._generate = generate
         self._forward = forward
 
@@ -56,10 +62,8 @@ class ModelInSteps:
         microbatches = min(int(state.cfg.microbatches), samples_in(inputs))
         if microbatches not in self._steps:
             self._steps[microbatches] = step(microbatches=microbatches)(self._forward)
-        outputs, counts = self._steps[microbatches](self._model, inputs)
+        outputs, counts = self._steps[microbatches](self._model, inputs, self._count(inputs))
         counts = counts if isinstance(counts, list) else [counts] * microbatches
-        if "num_items_in_batch" in inputs:
-            counts = None
         return tree_map(lambda one: _merged(one, counts), outputs)
 
     @property
@@ -89,14 +93,12 @@ def _as_float32(value: Any) -> Any:
     return value.float() if is_half else value
 
 
-def _merged(value: Any, counts: list[float] | None) -> Any:
+def _merged(value: Any, counts: list[float]) -> Any:
     if not isinstance(value, StepOutput):
         return value
     outputs = value.outputs
     if outputs[0].dim():
         return value.concat()
-    if counts is None:
-        return value.reduce_sum()
     total = sum(counts)
     counted = [(one, number) for one, number in zip(outputs, counts, strict=True) if number]
     # A part without labels has no mean of its own.

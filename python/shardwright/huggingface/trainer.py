@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from shardwright.errors import ConfigError
 from shardwright.huggingface import saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
 from shardwright.huggingface.evaluation import ModelInSteps, mean_over_replicas, samples_in, without_fillers
-from shardwright.huggingface.normalisation import divides_by_number
+from shardwright.huggingface.shares import Share, Shares, counts_of, shares_of, times
 from shardwright.job.ranks import local_rank, rank
 from shardwright.model import DistributedModel
 from shardwright.optimizer import DistributedOptimizer
@@ -60,8 +61,6 @@ class Trainer(transformers.Trainer):
             )
         args = as_of_rank(TrainingArguments("tmp_trainer") if args is None else args)
         self._train_steps: dict[int, StepFunction[..., Any]] = {}
-        #: None until it is known.
-        self._divides_by_number: bool | None = None
         self._in_steps: dict[int, ModelInSteps] = {}
         super().__init__(model, args, *others, **keywords)
         if self.optimizer is not None and state.cfg.tensor_parallel_degree > 1:
@@ -128,51 +127,44 @@ class Trainer(transformers.Trainer):
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = dict(self._prepare_inputs(inputs))
-        self._find_whether_it_divides(inputs)
         microbatches = _microbatches(samples_in(inputs))
         if microbatches not in self._train_steps:
             self._train_steps[microbatches] = step(microbatches=microbatches)(self._forward_and_backward)
-        shares = _Shares(self._shares(inputs, microbatches, is_normalised=num_items_in_batch is not None))
-        losses = self._train_steps[microbatches](model, inputs, num_items_in_batch, shares)
+        shares = self._shares(inputs, microbatches, num_items_in_batch)
+        losses = self._train_steps[microbatches](model, inputs, shares)
         loss: torch.Tensor = losses.reduce_sum().to(self.args.device)
         return loss
 
-    def _forward_and_backward(
-        self, model: DistributedModel, inputs: dict[str, Any], num_items_in_batch: Any, share: float
-    ) -> torch.Tensor:
-        """Run a microbatch, whose mean loss counts for this share of the loss."""
+    def _forward_and_backward(self, model: DistributedModel, inputs: dict[str, Any], share: Share) -> torch.Tensor:
+        """Run a microbatch, whose loss counts for this share of the loss."""
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            loss = self.compute_loss(model, inputs, num_items_in_batch=share.number)
         loss = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
-        loss = loss * (share or 1.0)
+        loss = loss * (share.weight or 1.0)
         scaler = self.accelerator.scaler
         # A microbatch without labels has no mean: NaN, of which nothing goes on.
-        model.backward(loss if scaler is None else scaler.scale(loss), weight=float(share > 0))
-        return loss if share else torch.zeros_like(loss)
+        model.backward(loss if scaler is None else scaler.scale(loss), weight=float(share.weight > 0))
+        return loss if share.weight else torch.zeros_like(loss)
 
-    def _shares(self, inputs: Mapping[str, Any], microbatches: int, *, is_normalised: bool) -> list[float]:
-        """Return for each microbatch what its loss is multiplied by.
+    def _shares(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> Shares:
+        """Return which part of the global batch each microbatch is. All ranks call this."""
+        counts = counts_of(self._labels(inputs), samples_in(inputs), microbatches)
+        together = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
+        is_summed = number is not None or self.compute_loss_func is not None
+        return shares_of(
+            counts,
+            number,
+            dtype=self._number_dtype,
+            every_replica=gathered_objects(sum(counts)) if together else [sum(counts)],
+            # Those that are told the number of all accumulated batches add up, as in transformers.
+            accumulated=1 if is_summed else self.current_gradient_accumulation_steps,
+        )
 
-        A loss that is normalised by all labels of the global batch counts as it is, and others, which are means over
-        labels, by the number of these, and for one of the batches that are accumulated.
-        """
-        labels = self._labels(inputs)
-        counts = [1] * microbatches
-        if labels is not None:
-            counts = labels.ne(-100).reshape(microbatches, -1).sum(dim=1).tolist()
-        if is_normalised:
-            return [float(count > 0) for count in counts]
-        accumulated = 1 if self.compute_loss_func is not None else self.current_gradient_accumulation_steps
-        return [count / (max(1, sum(counts)) * accumulated) for count in counts]
-
-    def _find_whether_it_divides(self, inputs: Mapping[str, Any]) -> None:
-        """Find out, once, whether the loss is a mean whatever number of labels the model is told, as that of T5."""
-        is_own = self.compute_loss_func is not None or self.label_smoother is not None
-        labels = self._labels(inputs)
-        if self._divides_by_number is None and self.model_accepts_loss_kwargs and not is_own and labels is not None:
-            with self.compute_loss_context_manager():
-                found = divides_by_number(self.distributed_model, self.model_in_steps, inputs, labels)
-            self._divides_by_number = found
+    @functools.cached_property
+    def _number_dtype(self) -> torch.dtype:
+        """Of numbers that are not whole, so that a loss is not rounded by more than its model rounds it."""
+        doubles = any(one.dtype is torch.float64 for one in self.distributed_model.parameters())
+        return torch.float64 if doubles else torch.float32
 
     def _labels(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """Return the labels that the loss of a batch is the mean over."""
@@ -203,12 +195,14 @@ class Trainer(transformers.Trainer):
         Returns:
             The loss, or the loss and the outputs.
         """
-        if num_items_in_batch is None or self._divides_by_number is not False:
+        replicas = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        is_multiplied = replicas > 1 and (self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
+        if num_items_in_batch is None or not is_multiplied:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        else:
-            loss, outputs = super().compute_loss(model, inputs, True)
-            ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-            loss = loss * (self._count(inputs) * ranks / num_items_in_batch)
+        else:  # by the number of replicas, with all that is no sum
+            number = times(num_items_in_batch, 1 / replicas, self._number_dtype)
+            loss, outputs = super().compute_loss(model, inputs, True, number)
+            loss = loss / replicas
         return (loss, outputs) if return_outputs else loss
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
@@ -245,7 +239,6 @@ class Trainer(transformers.Trainer):
         The loss is that of the samples of all replicas, without those that fill up the last batch.
         """
         inputs = without_fillers(self.accelerator, inputs)
-        self._find_whether_it_divides(self._prepare_inputs(inputs))
         in_steps: Any = self.model_in_steps
         if self.accelerator.num_processes == 1:
             return super().prediction_step(in_steps, inputs, *others, **keywords)
@@ -310,14 +303,6 @@ class Trainer(transformers.Trainer):
         raise ConfigError(
             "Trainer.hyperparameter_search: start a job for each trial, since all ranks have to try the same"
         )
-
-
-class _Shares(list[float]):
-    """A number for each microbatch."""
-
-    def smp_slice(self, num_mb: int, mb: int, axis: int) -> float:
-        """Return that of a microbatch."""
-        return self[mb]
 
 
 def _microbatches(samples: int) -> int:

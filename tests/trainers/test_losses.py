@@ -1,0 +1,46 @@
+"""A batch's loss over ranks is that of plain ``transformers.Trainer``, or it is said that it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.ranks import outputs_of_ranks
+from tests.trainers.losses import LOSSES
+from tests.trainers.runs import ROOT
+
+#: Losses are logged in float32.
+LOGGED = 1e-6
+
+JOBS = {
+    "pp2 of 1 microbatch": (2, {"pipeline_parallel_degree": 2, "microbatches": 1}),
+    "pp2 of 4 microbatches": (2, {"pipeline_parallel_degree": 2, "microbatches": 4}),
+    "dp2": (2, {"ddp": True, "microbatches": 1}),
+    "dp2 of 2 microbatches": (2, {"ddp": True, "microbatches": 2}),
+    "pp2 x dp2": (4, {"pipeline_parallel_degree": 2, "ddp": True, "microbatches": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("losses")
+    outputs_of_ranks("-m", "tests.trainers.losses_rank", folder, "null", ranks=0, folder=ROOT)
+    return folder
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_losses_are_those_of_the_batch(job: str, plain: Path) -> None:
+    ranks, config = JOBS[job]
+    outputs = outputs_of_ranks("-m", "tests.trainers.losses_rank", plain, json.dumps(config), ranks=ranks, folder=ROOT)
+    reports: list[dict[str, Any]] = [json.loads(one.splitlines()[-1]) for one in outputs]
+    wrong = {
+        f"{name} on rank {rank}": one
+        for rank, report in enumerate(reports)
+        for name, one in report.items()
+        if not (one["loss"] <= LOGGED and one["weights"] <= LOSSES[name].rounding) and LOSSES[name].adds_up
+    }
+    assert not wrong, json.dumps(wrong, indent=1)
