@@ -6,6 +6,7 @@ import ctypes
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,10 +80,10 @@ class Rehearsed:
         return tensors
 
 
-def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
+def connect(rank: int, port: int, options: dict[str, Any], tell: Callable[[int], Any]) -> Any:
     if rank == 0:
         place = _core.Rendezvous.listen("127.0.0.1", b"secret")
-        print(place.port, flush=True)
+        tell(place.port)
     else:
         place = _core.Rendezvous.at("127.0.0.1", port, b"secret")
     cfg = load_config({"transport": "shared_memory", "comm_spin_microseconds": 50}, {}, {})
@@ -102,9 +103,14 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
     )
 
 
-def main(rank: int, port: int, library: str, rounds: int) -> None:
+def say(port: int) -> None:
+    print(port, flush=True)
+
+
+def exchange(rank: int, port: int, library: str, rounds: int, tell: Callable[[int], Any] = say) -> dict[str, Any]:
+    """Be a rank; what it counted. Rank 0 tells its port, which rank 1 is given."""
     device: Any = Rehearsed(library) if library else Cuda(rank)
-    node = connect(rank, port, device.options)
+    node = connect(rank, port, device.options, tell)
     print("joined", flush=True)
     if rounds == 0:  # both only begin to use their devices
         node.use_device(0)
@@ -142,8 +148,8 @@ def main(rank: int, port: int, library: str, rounds: int) -> None:
     left = device.count("rehearsal_held")
     said = [text for _, text in _core.take_log()]
     result = {"routes": stats["routes"], "fallbacks": stats["fallbacks"], "devices": devices, "said": said}
-    print(json.dumps({**result, "locked": locked, "left": left}), flush=True)
+    return {**result, "locked": locked, "left": left}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    print(json.dumps(exchange(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))), flush=True)

@@ -46,15 +46,15 @@ def main() -> int:
     # Asking whether there is a device must not begin to use it, or no fork of this process could.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     module = importlib.import_module(given.plan)
-    if given.device == "cuda" and (refusal := _device()):
-        print(f"gpu_day: {refusal}; `make gpu-rehearse` runs the same steps without one", file=sys.stderr)
-        return 2
     for name in module.PRELOADED:
         try:
             importlib.import_module(name)
         except Exception:
             traceback.print_exc()
             os.environ[processes.FRESH] = "1"  # each step says by itself what it lacks
+    if given.device == "cuda" and (refusal := _device()):
+        print(f"gpu_day: {refusal}; `make gpu-rehearse` runs the same steps without one", file=sys.stderr)
+        return 2
     folder = given.folder or Path(os.environ.get("OUT") or ROOT / "out" / "gpu_day")
     scratch = Path(tempfile.mkdtemp(prefix="gpu-day-"))
     try:
@@ -94,7 +94,7 @@ def _device() -> str | None:
 
     Where only fresh ones can, all steps are to be fresh processes from then on.
     """
-    for fresh in ("", "1"):
+    for fresh in ("", "1") if processes.can_fork() else ("1",):
         os.environ[processes.FRESH] = fresh
         code = _ended(probe.main, [probe.__name__])
         if code == 0:

@@ -46,7 +46,7 @@ PLAN = (
     Step("activation_offload", 60, "activation offloading: slowdown and share of the PCIe rate"),
     Step("optimizer_offload", 60, "optimizer offloading: exactness, time and memory"),
     Step("gloo_one_device", 60, "data and tensor parallelism over Gloo on one device"),
-    Step("nccl", 40, "what NCCL says to two ranks on one device"),
+    Step("nccl", 60, "what NCCL says to two ranks on one device"),
     Step("streams_graph_compile", 60, "a step on a side stream, beside graph capture and under torch.compile"),
     Step("sharded", 60, "sharded data parallelism"),
     Step("out_of_memory", 40, "device memory that runs out on one rank, told on all"),
