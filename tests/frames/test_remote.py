@@ -36,7 +36,9 @@ class Values:
 
 
 def remote(values: torch.Tensor) -> torch.Tensor:
-    made: torch.Tensor = remote_tensor(list(values.shape), list(values.stride()), values.dtype, "cpu", Values(values))
+    made: torch.Tensor = remote_tensor(
+        list(values.shape), list(values.stride()), values.dtype, values.device, Values(values)
+    )
     return made
 
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from shardwright.delayed.draws import advanced
 from shardwright.delayed.memory import scratch_like
 from shardwright.delayed.operations import DelayedMemory, Operation, Value, default_generator, evaluate, overwrites
+from shardwright.devices import with_index
 from shardwright.dispatch_mode import write_positions
 from shardwright.errors import ShardwrightError
 
@@ -40,7 +41,7 @@ def wrapper_like(cls: type[torch.Tensor], meta: torch.Tensor, device: torch.devi
         storage_offset=meta.storage_offset(),
         dtype=meta.dtype,
         layout=meta.layout,
-        device=device,
+        device=with_index(device),
     )
 
 

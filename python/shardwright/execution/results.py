@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import Node
 
 from shardwright import _core
+from shardwright.devices import device_here
 from shardwright.errors import FrameError
 from shardwright.execution.context import Suspended
 from shardwright.execution.task import RunningTask, running_task
@@ -91,8 +92,8 @@ class Response:
 
     def _remote(self, index: int, meta: Meta) -> torch.Tensor:
         dtype, shape, strides, device, _ = meta
-        on = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
-        tensor: torch.Tensor = remote_tensor(shape, strides, dtype_of(dtype), on, _Tensor(self, index, meta))
+        on = device_here(device)
+        tensor: torch.Tensor = remote_tensor(shape, strides, dtype_of(dtype), on, _Tensor(self, index, meta, on))
         task = self._task()
         task.left_results = True
         if not self._predicted and not self.tensors:
@@ -100,18 +101,23 @@ class Response:
         self.tensors.append(tensor)
         return tensor
 
-    def take(self, index: int) -> torch.Tensor:
-        """Return a tensor with its values; wait for the answer, and fetch the tensor if the answer lacks it."""
+    def take(self, index: int, device: torch.device | None = None) -> torch.Tensor:
+        """Return a tensor with its values; wait for the answer, and fetch the tensor if the answer lacks it.
+
+        Args:
+            index: Its place in the answer.
+            device: The device to put it on; by default the current one of its type.
+        """
         parts = self.verify()
         if parts.is_here(index):
-            return unpack_one(parts, index)
+            return unpack_one(parts, index, device)
         if index not in self.fetched:
             self.runtime[_core.Sites].wants(self.site)
             task = self._task()
             with Suspended():
                 (answer,) = self.runtime.server.wait(task.worker, [self.fetch(index)], task.phase)
             self.fetched[index] = answer.parts
-        return unpack_one(self.fetched.pop(index), 0)
+        return unpack_one(self.fetched.pop(index), 0, device)
 
     def fetch(self, index: int) -> int:
         """Ask for a tensor that the answer lacks; return the request's id."""
@@ -164,9 +170,11 @@ class _Tensor:
     response: Response
     index: int
     meta: Meta
+    #: Where its values will be on this rank; as the placeholder says, whatever device is the current one then.
+    device: torch.device
 
     def take(self) -> torch.Tensor:
-        return self.response.take(self.index)
+        return self.response.take(self.index, self.device)
 
     def arrived(self, before: Node | None, after: Node | None) -> None:
         frame = self.response.frame

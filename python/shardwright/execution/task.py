@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardwright.errors import DepartureError, StateWriteError
-from shardwright.job.threads import thread
+from shardwright.job.threads import set_task_of_thread, task_of_thread
 
 if TYPE_CHECKING:
     import torch
@@ -73,15 +73,15 @@ class RunningTask:
 
 
 def running_task() -> RunningTask | None:
-    """Return the calling thread's task; None outside a step."""
-    task: Any = thread.task
+    """Return the calling thread's task; None outside a step. A thread of autograd's engine has its caller's."""
+    task: Any = task_of_thread()
     running: RunningTask | None = task
     return running
 
 
 def set_running_task(task: RunningTask | None) -> None:
     """Set the calling thread's task."""
-    thread.task = task
+    set_task_of_thread(task)
 
 
 def may_overlap(runtime: Runtime) -> bool:

@@ -15,8 +15,8 @@ from shardwright import _core
 from shardwright.errors import FrameError
 from shardwright.frames.remote import Arrival, RemoteTensor, made_by, quiet
 
-#: The number of the library's engine calls that are running, over all threads: on a GPU, cuts run on the device's
-#: autograd thread, so this cannot be thread-local.
+#: The number of the library's engine calls that are running, over all threads: a backward that a node starts may run on
+#: another thread of autograd, so this cannot be thread-local.
 _engine_calls = 0
 #: Whether edges in this version of torch keep the nodes of Python functions alive.
 _EDGES_OWN = "ownership_token" in GradientEdge._fields
@@ -47,17 +47,25 @@ engine_watchers: weakref.WeakSet[EngineWatcher] = weakref.WeakSet()
 
 
 class EngineCall:
-    """Mark engine calls of a frame's own backward; a gradient that reaches a cut outside of one is an error."""
+    """Mark engine calls of a frame's own backward; a gradient that reaches a cut outside of one is an error.
+
+    All nodes run on the calling thread, those of devices too. Torch would run the latter on one thread for each device,
+    whoever calls the engine. A task that waits there for another rank would give its turn to a task whose backward then
+    waits for that thread.
+    """
 
     def __enter__(self) -> None:
         """Increment the number of engine calls."""
         global _engine_calls
+        self._on_threads = torch._C._is_multithreading_enabled()
+        torch._C._set_multithreading_enabled(False)
         _engine_calls += 1
         self._before = [(one, one.seen()) for one in engine_watchers] if engine_watchers else ()
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Decrement the number of engine calls."""
         global _engine_calls
+        torch._C._set_multithreading_enabled(self._on_threads)
         _engine_calls -= 1
         if kind is None:
             for watcher, before in self._before:

@@ -217,12 +217,16 @@ def _reaches_another_rank(what: str, frame: Frame) -> FrameError:
 
 
 def run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
-    """The function that ``torch.autograd.grad`` and ``backward`` call, regardless of how a script imported them."""
+    """The function that ``torch.autograd.grad`` and ``backward`` call, regardless of how a script imported them.
+
+    As in :class:`~shardwright.frames.cut.EngineCall`, all nodes run on the calling thread.
+    """
     if accumulate_grad:
         _check_backward(outputs)
     else:
         _check_gradient(outputs, args[3] if len(args) > 3 else kwargs["inputs"])
-    return original_of(run_engine)(outputs, *args, accumulate_grad=accumulate_grad, **kwargs)
+    with torch.autograd.set_multithreading_enabled(False):
+        return original_of(run_engine)(outputs, *args, accumulate_grad=accumulate_grad, **kwargs)
 
 
 def _runs_here(function: Any) -> bool:

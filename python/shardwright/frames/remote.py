@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -118,15 +117,17 @@ def made_by(node: Node) -> Node:
     return made
 
 
-_device = functools.cache(torch.device)
+def remote_tensor(
+    shape: list[int], strides: list[int], dtype: torch.dtype, device: torch.device, source: Source
+) -> Any:
+    """Create a remote tensor from a description, without a graph.
 
-
-def remote_tensor(shape: list[int], strides: list[int], dtype: torch.dtype, device: str, source: Source) -> Any:
-    """Create a remote tensor from a description, without a graph."""
+    Its device is the one that its values will be on, index included: in a graph it has a node on that device.
+    """
     register_with_compiler()
     with _core.GradMode(False):
         tensor: Any = torch.Tensor._make_wrapper_subclass(
-            RemoteTensor, shape, strides=strides, dtype=dtype, device=_device(device)
+            RemoteTensor, shape, strides=strides, dtype=dtype, device=device
         )
     tensor.source, tensor.here, tensor.end, tensor.actions = source, None, None, []
     return tensor

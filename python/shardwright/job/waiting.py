@@ -14,7 +14,7 @@ import torch
 
 from shardwright.errors import RemoteError, StallError
 from shardwright.job.runtime import Runtime
-from shardwright.job.threads import thread
+from shardwright.job.threads import task_of_thread
 
 #: Shorter waits are not reported.
 _UNNOTICED_SECONDS = 0.5
@@ -99,7 +99,7 @@ class Wait:
         self._needed = needed
         self._began = time.monotonic()
         self._next_report: float = runtime.place.cfg.stall_report_seconds
-        self._on_main = thread.task is None
+        self._on_main = task_of_thread() is None
         self._noticed = False
 
     def __enter__(self) -> Wait:

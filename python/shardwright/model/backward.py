@@ -53,7 +53,9 @@ def backward(
         if (group := runtime.find(TensorGroup)) is not None:
             # Collectives of a forward pass must not be paired with those of a backward pass.
             group.meet("model.backward")
-        torch.autograd.backward(tensors, grad_tensors)
+        # What runs in it, such as collectives and second computations, finds the state that this thread keeps.
+        with torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.backward(tensors, grad_tensors)
         runtime[_core.AloneRecorder].passed_backward()
         return
     task, frame = running_task(), current_frame()

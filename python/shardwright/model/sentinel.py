@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from shardwright.delayed.materialise import forget
+from shardwright.devices import with_index
 from shardwright.errors import NotOwnedError
 from shardwright.frames import current_frame
 from shardwright.model.whole import HINTS, whole_call
@@ -189,7 +190,7 @@ def _with_metadata_of(like: torch.Tensor, changed: dict[str, Any], *, requires_g
         strides=like.stride() if like.layout is torch.strided else None,
         dtype=changed.get("dtype") or like.dtype,
         layout=torch.strided,
-        device=changed.get("device") or like.device,
+        device=with_index(changed.get("device") or like.device),
         requires_grad=requires_grad,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from shardwright import _core
+from shardwright.devices import accelerator, device_here
 from shardwright.errors import UnsupportedValueError
 from shardwright.frames.remote import bring_all
 
@@ -69,6 +69,8 @@ def _append(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool)
         if _append_device(parts, tensor, requires_grad):
             return
         tensor = _on_host(tensor)
+    elif device_type != "cpu":
+        tensor = tensor.detach().cpu()
     parts.append(tensor, _NAMES[tensor.dtype], device_type, requires_grad)
 
 
@@ -148,24 +150,31 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def unpack(parts: _core.TensorParts) -> list[torch.Tensor]:
     """Return the tensors of a received message body; each owns its memory alone, and none requires a gradient."""
-    return [unpack_one(parts, index) for index in range(len(parts))] if _has_device() else parts.take_tensors()
+    if accelerator() is None:
+        return parts.take_tensors()
+    return [unpack_one(parts, index) for index in range(len(parts))]
 
 
-def unpack_one(parts: _core.TensorParts, index: int) -> torch.Tensor:
-    """Return one tensor of a received message body; each can be taken once."""
-    on_device = _has_device() and parts.is_of_device(index)
-    return _on_device(parts, index) if on_device else parts.take_tensor(index)
+def unpack_one(parts: _core.TensorParts, index: int, device: torch.device | None = None) -> torch.Tensor:
+    """Return one tensor of a received message body; each can be taken once.
+
+    Args:
+        parts: The body.
+        index: The tensor's place in it.
+        device: The device to put it on; by default this rank's device of the type that the sender had it on.
+    """
+    if accelerator() is None:
+        return parts.take_tensor(index)
+    device = device or device_here(parts.meta(index)[3])
+    return parts.take_tensor(index) if device.type == "cpu" else _on_device(parts, index, device)
 
 
-@functools.cache
-def _has_device() -> bool:
-    return torch.cuda.is_available()
-
-
-def _on_device(parts: _core.TensorParts, index: int) -> torch.Tensor:
-    """Create a tensor on the current GPU from the received bytes of a GPU tensor."""
+def _on_device(parts: _core.TensorParts, index: int, device: torch.device) -> torch.Tensor:
+    """Create a tensor on a device from the received bytes of one on a device."""
     dtype, shape, strides, _, _ = parts.meta(index)
-    tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cuda")
+    tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device=device)
+    if device.type != "cuda":
+        return tensor.copy_(parts.take_tensor(index))
     stream = torch.cuda.current_stream(tensor.device)
     if parts.take_into_device(index, tensor.data_ptr(), ordinal=tensor.device.index, stream=stream.cuda_stream):
         return tensor
