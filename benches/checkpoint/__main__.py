@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from shardwright._core import CheckpointMemory
 from benches.checkpoint import ways
 from benches.checkpoint.figures import BARS, Measured, figures, table
 from benches.communication.figures import conclude
+from benches.resident import forget_peak, peak_bytes
 
 #: Of most tensors.
 TENSOR_BYTES = 32 << 20
@@ -43,19 +43,6 @@ def _seconds(work: Callable[[], object]) -> float:
     seconds = time.perf_counter() - begun
     del kept
     return seconds
-
-
-def _peak() -> int:
-    """The most memory that this process had since the last ``_forget_peak``."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
-
-
-def _forget_peak() -> int:
-    """What the process has now, from which the peak is counted."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _peak()
 
 
 def _round(number: int, state: ways.State, into: ways.State, folder: Path, measured: Measured) -> None:
@@ -80,19 +67,19 @@ def _round(number: int, state: ways.State, into: ways.State, folder: Path, measu
         ways.remove(path)
         source.read_bytes()  # the copy's source is in memory, as the others' is
         os.sync()
-        before = _forget_peak()
+        before = forget_peak()
         measured.save.setdefault(name, []).append(_seconds(lambda: savers[name](path)))  # noqa: B023
         if name == "ours":
-            measured.memory.setdefault("save", []).append(_peak() - before)
+            measured.memory.setdefault("save", []).append(peak_bytes() - before)
     for name in order:
         path = folder / name
         ways.forget(path)
         for tensor in into.values():
             tensor.zero_()
-        before = _forget_peak()
+        before = forget_peak()
         measured.load.setdefault(name, []).append(_seconds(lambda: loaders[name](path)))  # noqa: B023
         if name == "ours":
-            measured.memory.setdefault("load", []).append(_peak() - before)
+            measured.memory.setdefault("load", []).append(peak_bytes() - before)
         if name != "torch" and not all(torch.equal(into[key], state[key]) for key in state):
             raise SystemExit(f"{name} does not give what was saved")
         ways.remove(path)
@@ -105,11 +92,11 @@ def _reshard(state: ways.State, into: ways.State, folder: Path, measured: Measur
     ways.forget(path)
     for tensor in into.values():
         tensor.zero_()
-    before = _forget_peak()
+    before = forget_peak()
     begun = time.perf_counter()
     nbytes = ways.load_ours(into, path)
     measured.reshard.append(time.perf_counter() - begun)
-    measured.memory.setdefault("load under another layout", []).append(_peak() - before)
+    measured.memory.setdefault("load under another layout", []).append(peak_bytes() - before)
     measured.read.append(nbytes / sum(tensor.nbytes for tensor in state.values()))
     if not all(torch.equal(into[key], state[key]) for key in state):
         raise SystemExit("a checkpoint of two stages does not give what was saved")
@@ -160,10 +147,10 @@ def main() -> int:
             _round(number, state, into, folder, measured if number >= 0 else Measured())
             _reshard(state, into, folder, measured if number >= 0 else Measured())
         memory = CheckpointMemory()
-        before = _forget_peak()
+        before = forget_peak()
         for number in range(-1, args.rounds):
             _background(state, into, memory, folder, measured if number >= 0 else Measured())
-        measured.memory["save in the background"] = [_peak() - before]
+        measured.memory["save in the background"] = [peak_bytes() - before]
     print(file=sys.stderr)
     Console(width=100).print(table(measured, nbytes))
     return conclude(figures(measured), BARS)

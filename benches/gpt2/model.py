@@ -16,7 +16,11 @@ SEED = 1
 
 
 def make_model(
-    num_blocks: int = NUM_BLOCKS, width: int = 512, num_heads: int = 8, sequence: int = SEQUENCE
+    num_blocks: int = NUM_BLOCKS,
+    width: int = 512,
+    num_heads: int = 8,
+    sequence: int = SEQUENCE,
+    vocabulary: int = VOCABULARY,
 ) -> GPT2LMHeadModel:
     """29.5 M parameters by default, with a tied head; the same numbers in every process."""
     torch.manual_seed(SEED)
@@ -24,7 +28,7 @@ def make_model(
         n_layer=num_blocks,
         n_embd=width,
         n_head=num_heads,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         n_positions=sequence,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -42,12 +46,12 @@ def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def make_batch(batch: int = BATCH, sequence: int = SEQUENCE) -> torch.Tensor:
+def make_batch(batch: int = BATCH, sequence: int = SEQUENCE, vocabulary: int = VOCABULARY) -> torch.Tensor:
     """Token ids, the same in every process and every step."""
-    return torch.randint(VOCABULARY, (batch, sequence), generator=torch.Generator().manual_seed(SEED))
+    return torch.randint(vocabulary, (batch, sequence), generator=torch.Generator().manual_seed(SEED))
 
 
 def loss_of_logits(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """What the model computes from labels, for those who split it by hand."""
     labels = nn.functional.pad(ids, (0, 1), value=-100)[..., 1:]
-    return nn.functional.cross_entropy(logits.view(-1, VOCABULARY), labels.reshape(-1))
+    return nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.reshape(-1))

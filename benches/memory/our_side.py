@@ -12,22 +12,30 @@ from torch import nn
 
 from benches.gpt2.model import make_optimizer
 from benches.gpt2.our_side import place
-from benches.memory.model import MICROBATCHES, make_batch, make_model
+from benches.memory.model import DEFAULT_SIZE, Size, make_batch, make_model
 
 
 class Shardwright:
     """One row of the library."""
 
-    def __init__(self, *, checkpointing: bool = False, placed: str | None = None, **keys: Any) -> None:
+    def __init__(
+        self,
+        *,
+        checkpointing: bool = False,
+        placed: str | None = None,
+        size: Size = DEFAULT_SIZE,
+        **keys: Any,
+    ) -> None:
         """Build it.
 
         Args:
             checkpointing: Whether each block is checkpointed.
             placed: By block its rank, and last that of embeddings and head, instead of the partition's choice.
+            size: Of the model and its batch.
             keys: Of the configuration.
         """
-        smp.init({"microbatches": MICROBATCHES, **keys})
-        network = make_model()
+        smp.init({"microbatches": size.microbatches, **keys})
+        network = make_model(size)
         if placed is not None:
             place(network, placed)
         self._model: Any = smp.DistributedModel(network)
@@ -36,7 +44,7 @@ class Shardwright:
             for block in network.transformer.h:
                 smp.set_activation_checkpointing(block)
         # Each replica has a part of the batch, in as many microbatches.
-        self._ids = make_batch().chunk(smp.dp_size())[smp.dp_rank()]
+        self._ids = make_batch(size).chunk(smp.dp_size())[smp.dp_rank()]
 
         @smp.step
         def step(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benches.gpt2.model import make_optimizer
-from benches.memory.model import MICROBATCHES, make_batch, make_model
+from benches.memory.model import DEFAULT_SIZE, make_batch, make_model
 
 
 class Torch:
@@ -47,7 +47,7 @@ class Torch:
             self._model = DistributedDataParallel(network)
         self._optimizer = make_optimizer(self._model.parameters())
         part = make_batch().chunk(dist.get_world_size())[dist.get_rank()]
-        self._microbatches = part.chunk(MICROBATCHES)
+        self._microbatches = part.chunk(DEFAULT_SIZE.microbatches)
 
     def step(self) -> float:
         """Run one training step; the mean loss over this rank's microbatches."""

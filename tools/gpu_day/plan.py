@@ -52,5 +52,5 @@ PLAN = (
     Step("out_of_memory", 40, "device memory that runs out on one rank, told on all"),
     Step("killed_rank", 40, "a killed rank whose memory a peer has open"),
     Step("checkpoint", 60, "a checkpoint of 8 GiB beside torch.save"),
-    Step("memory_table", 40, "the memory account beside the device's own numbers"),
+    Step("memory_table", 60, "peak device memory and time of each feature that saves memory, beside the account"),
 )
