@@ -62,6 +62,7 @@ __all__ = [
     "View",
     "advance_twister",
     "choose_schedule",
+    "collective_back_end",
     "command",
     "derive_seed",
     "detached",
@@ -998,15 +999,34 @@ class LaunchInfo:
     This process's place among those that were started together.
 
     `launcher` is `torchrun`, `openmpi`, `srun`, `environment` (another one that sets the same
-    variables as torchrun), or `single`. `job_id` is the same text on all ranks, and another one for
-    another job.
+    variables as torchrun), `torch` (a process group that the script made), or `single`. `job_id` is
+    the same text on all ranks, and another one for another job.
     """
+    @staticmethod
+    def beside_group(environ: Any, rank: SupportsIndex, world_size: SupportsIndex) -> LaunchInfo | None:
+        """
+        As `detect`, beside the process group that the script has made with torch, in which this process is
+        `rank` of `world_size`; raises `JobStartError` where they contradict each other. `None` where only the group
+        knows the place: then `of_group` makes it.
+        """
     @staticmethod
     def detect(environ: Any) -> LaunchInfo:
         """
         Finds out how this process was started, from its environment; raises `JobStartError` where
         variables are missing, are no numbers or contradict each other, or ranks on several hosts do
         not know where to meet, and says what to set.
+        """
+    @staticmethod
+    def of_group(
+        rank: SupportsIndex,
+        hosts: SupportsGetItem[int, str],
+        rendezvous_host: str,
+        rendezvous_port: SupportsIndex,
+        job_id: str,
+    ) -> LaunchInfo:
+        """
+        The place of a rank of the process group that the script has made. `hosts` has a text for each rank, equal for
+        ranks of one host; rank 0 is reached at the host and port; no other job has the same `job_id`.
         """
     @property
     def job_id(self, /) -> str: ...
@@ -2575,6 +2595,16 @@ def choose_schedule(
     The fastest schedule with at most `active_microbatches` in flight, from what every rank of the pipeline did in its
     first steps, the root's first; None while these are not enough. `control` is how it goes from rank to rank, as for
     `simulate`.
+    """
+
+def collective_back_end(asked: str, facts: SupportsGetItem[int, str]) -> str:
+    """
+    The name of the back end of `torch.distributed` for a job's collectives, found alike on all ranks.
+
+    `asked` is the configuration key `ddp_dist_backend`. `facts` has a JSON object for each rank: `host`; `device`, the
+    UUID of its CUDA device, and `gpu`, the address of its GPU, or null; `has_gloo` and `has_nccl`, whether its torch
+    was built with them; `group`, the back ends of a process group that its script has made, or null. Raises
+    `ConfigError` where what is asked for cannot work.
     """
 
 def command(

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import functools
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.checkpoints.pretrained import Folders
 from shardwright.communication import comm_options
 from shardwright.config import check_world, load_config, log_lowered
-from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
+from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.shards import ParameterShards
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
@@ -35,7 +29,7 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import Leaves
 from shardwright.half_precision import LossScaling
-from shardwright.job.exchange import Gathers, wait_collective
+from shardwright.job.exchange import Gathers
 from shardwright.job.explained import ErrorExplainer
 from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
@@ -48,16 +42,12 @@ from shardwright.model.pretrained import PretrainedFolders
 from shardwright.model.updates import Updates
 from shardwright.offloading import OffloadedActivations
 from shardwright.optimizer.offloading import StateStorage, check_device
+from shardwright.process_groups import leave_process_groups, make_process_groups, take_device
 from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
-from shardwright.sharded_data_parallel.groups import make_process_group, make_sharding_groups
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
 from shardwright.speed import SpeedAnnouncement
 from shardwright.stalls.reporter import StallReporter
-from shardwright.tensor_parallel.back_ends import BackEnd
-from shardwright.tensor_parallel.back_ends.messages import ByMessages
-from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
-from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.timeline import TraceSources
 
 _TRACE_CAPACITY = 1 << 16
@@ -99,6 +89,8 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
     )
     store = None
+    if launch.world_size > 1:
+        take_device(launch)
     progress = Progress(launch.rank)
     if launch.world_size > 1:
         with progress.phase("meeting the other ranks"):
@@ -113,7 +105,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     try:
         if cfg.ddp and store is not None:
             with progress.phase("making process groups with the other ranks"):
-                _make_process_groups(runtime, store)
+                make_process_groups(runtime, store)
         _install(runtime)
     except BaseException:
         _leave(runtime)
@@ -303,91 +295,4 @@ def _leave(runtime: Runtime) -> None:
     runtime.installed.close()
     runtime.node.close(runtime.script_error)
     logs.forward()
-    _leave_process_groups(runtime)
-
-
-def _leave_process_groups(runtime: Runtime) -> None:
-    group = runtime.find(TensorGroup)
-    unfinished = [] if group is None else group.unfinished
-    if unfinished or any(collectives.has_unfinished for collectives in runtime[ReplicaCollectives].all):
-        works = [work for collectives in runtime[ReplicaCollectives].all for work in collectives.works if work]
-        groups = [one for one in unfinished if isinstance(one, dist.ProcessGroup)]
-        _never_destroy([*runtime.process_groups.values(), *groups], [*works, *unfinished])
-    elif runtime.owns_process_group and dist.is_initialized():
-        dist.destroy_process_group()
-    elif dist.is_initialized():
-        for group in runtime.process_groups.values():
-            with contextlib.suppress(ValueError):  # the script has ended its own, and all others with it
-                dist.destroy_process_group(group)
-    runtime.process_groups.clear()
-
-
-def _never_destroy(groups: Iterable[Any], works: Iterable[Any]) -> None:
-    """Keep process groups alive: Gloo would wait for collectives under way, half an hour for a rank that is frozen.
-
-    Nor their works: Gloo's thread would destroy them when another rank goes, and crash if Python has just ended here.
-    """
-    held = [*works]
-    for group in groups:
-        held += [group, *(group._get_backend(device) for device in group._device_types)]
-    for one in held:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
-
-
-def _make_process_groups(runtime: Runtime, store: Store) -> None:
-    if runtime.place.launch.single_host:
-        # Else torch's back ends listen where other hosts can call, by the name of this one.
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, "lo")
-    if not dist.is_initialized():
-        if runtime.place.cfg.ddp_dist_backend == "nccl" and not torch.cuda.is_available():
-            raise ConfigError(
-                'the configuration key "ddp_dist_backend" is "nccl", but no GPU is available; allowed: "auto"'
-            )
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("groups", store),
-            rank=runtime.place.rank,
-            world_size=runtime.place.launch.world_size,
-        )
-        runtime.owns_process_group = True
-    for kind in ("WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP"):
-        make_process_group(
-            runtime,
-            kind,
-            [runtime.place.topology.group(kind, rank) for rank in range(runtime.place.launch.world_size)],
-        )
-    if len(runtime.place.dp_ranks) > 1:
-        runtime[ReplicaCollectives].dp = Collectives(runtime)
-    if runtime.place.shards_parameters:
-        make_sharding_groups(runtime)
-    if len(runtime.place.tp_ranks) > 1:
-        if len(runtime.place.rdp_ranks) > 1:
-            runtime[ReplicaCollectives].rdp = Collectives(runtime, "RDP_GROUP")
-        group, messages = runtime.process_groups["TP_GROUP"], ByMessages(runtime, runtime.place.tp_ranks)
-        runtime.add(
-            TensorGroup(
-                group,
-                optimize=runtime.place.cfg.optimize,
-                prescaled_batch=runtime.place.cfg.prescaled_batch,
-                back_end=_tensor_back_end(runtime, group, messages),
-                host=messages,
-                enter=functools.partial(_enter_collective, runtime.server),
-            )
-        )
-
-
-def _tensor_back_end(runtime: Runtime, group: dist.ProcessGroup, messages: ByMessages) -> BackEnd:
-    """The library's own messages where they are fastest, between processors of one host."""
-    one_host = len({runtime.node.host(rank) for rank in runtime.place.tp_ranks}) == 1
-    if one_host and runtime.place.device.type == "cpu":
-        return messages
-    return ByProcessGroup(group, functools.partial(wait_collective, runtime, ranks=runtime.place.tp_ranks))
-
-
-def _enter_collective(server: _core.Server, name: str) -> None:
-    """Tell the other ranks of TP_GROUP where the running task is, so that none waits for one that is elsewhere."""
-    task = running_task()
-    if task is not None:
-        server.enters_collective(task.worker, name)
+    leave_process_groups(runtime)

@@ -12,7 +12,7 @@ atexit.register(ctypes.PyDLL(None).usleep, 3_000_000)
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from shardwright.start import _never_destroy  # noqa: E402
+from shardwright.process_groups import _never_destroy  # noqa: E402
 
 DIES_AFTER_SECONDS = 1.5
 

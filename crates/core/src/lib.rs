@@ -1,6 +1,7 @@
 //! Ids, units, configuration, ranks and groups, and the errors that every other crate speaks in.
 //! Pure: no clock, no I/O, no threads.
 
+mod collectives;
 pub mod config;
 pub mod ids;
 mod launch;
@@ -11,12 +12,13 @@ mod seed;
 pub mod topology;
 pub mod twister;
 
+pub use collectives::{CollectiveBackEnd, CollectivesError, RankFacts, choose_collective_back_end};
 pub use config::{Config, ConfigError};
 pub use ids::{
     CallId, MicrobatchId, ModelId, ModuleId, PipelineRank, Rank, RequestId, StageId, StepEpoch,
     WorkerId,
 };
-pub use launch::{Launch, LaunchError};
+pub use launch::{GroupMeeting, Launch, LaunchError};
 pub use loss_scale::{DynamicLossScale, LossScaleError, LossScaleSettings};
 pub use path::CallPath;
 pub use phase::Phase;

@@ -7,6 +7,7 @@ mod calls;
 mod checkpoint;
 mod checkpoint_background;
 mod checkpoint_full;
+mod collectives;
 mod comm;
 mod command;
 mod config;
@@ -66,6 +67,8 @@ mod _core {
     use crate::checkpoint_background::{CheckpointMemory, PartInBackground};
     #[pymodule_export]
     use crate::checkpoint_full::export_full_checkpoint;
+    #[pymodule_export]
+    use crate::collectives::collective_back_end;
     #[pymodule_export]
     use crate::comm::{PyCommOptions, means};
     #[pymodule_export]

@@ -256,7 +256,8 @@ class TensorGroup:
         carrier = self._host or self._back_end
         assert carrier is not None
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8)
-        if self._host is None and dist.get_backend(self._process_group) == "nccl":
+        group = self._process_group
+        if self._host is None and group is not None and torch.device("cpu") not in group._device_types:
             own = own.cuda()
         self._count(kind, len(block) * (self.size - 1))
         received = carrier.all_gather(own, [len(block)] * self.size)

@@ -62,7 +62,7 @@ KEYS: tuple[Key, ...] = (
         "auto",
         ("auto", "nccl"),
         beside=_DDP,
-        differs="`auto` takes NCCL where there are GPUs, else Gloo; there are no collectives of SMDDP.",
+        differs="`auto` takes NCCL if every rank has a GPU of its own, else Gloo; there are no collectives of SMDDP.",
     ),
     Key(
         "active_microbatches",

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 use super::{ConfigError, KEYS, number};
 
-const NEED_REPLICAS: [&str; 4] = [
+const NEED_REPLICAS: [&str; 5] = [
     "ddp_port",
     "ddp_dist_backend",
+    "tensor_parallel_degree",
     "shard_optimizer_state",
     "sharded_data_parallel_degree",
 ];

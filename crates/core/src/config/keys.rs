@@ -56,7 +56,7 @@ pub const KEYS: &[ConfigKey] = &[
     torch("memory_weight", ValueKind::Number(0.0, 1.0), Derived("0.2 with optimize speed, 0.8 with memory"), "", "weight of memory against computation in the cost of a module"),
     torch("ddp", FLAG, Boolean(false), "", "data parallelism over model replicas; required as soon as there is more than one"),
     torch("ddp_port", ValueKind::Integer(1, 65_535), Nothing, "TCP port", "port of the rendezvous instead of MASTER_PORT; needs ddp"),
-    torch("ddp_dist_backend", Choice(&["auto", "nccl"]), Word("auto"), "", "backend of collectives: auto takes NCCL where every rank has a GPU of its own, else Gloo; nccl insists; needs ddp"),
+    torch("ddp_dist_backend", Choice(&["auto", "nccl", "gloo"]), Word("auto"), "", "back end of collectives: auto takes NCCL where every rank has a GPU of its own, else Gloo, and a process group that the script made before as it is; nccl and gloo insist; needs ddp"),
     torch("active_microbatches", POSITIVE, Derived("pipeline_parallel_degree + 2, but 2 * pipeline_parallel_degree with pipeline looped"), "microbatches", "microbatches in flight at once, except with pipeline simple"),
     torch("deterministic_server", FLAG, Boolean(false), "", "runs of one layout give the same bits: gradients are summed in one order, whatever the order in which requests are served; keeps a gradient for each microbatch until the step ends"),
     torch("tensor_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which each distributed module is split; more than 1 needs ddp"),
