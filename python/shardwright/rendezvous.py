@@ -33,8 +33,10 @@ _starts = itertools.count()
 _stores: dict[tuple[int, str, int], Store] = {}
 
 
-def join(launch: _core.LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_core.Node, Store | None]:
-    """Meet the other ranks and connect with them.
+def join(
+    launch: _core.LaunchInfo, cfg: Any, options: _core.CommOptions, given: Store | None = None
+) -> tuple[_core.Node, Store | None]:
+    """Meet the other ranks and connect with them, over several hosts by a store that is given or at the rendezvous.
 
     Returns the connection, and a store for process groups of ``torch.distributed``; on one host None without ``ddp``.
 
@@ -51,7 +53,10 @@ def join(launch: _core.LaunchInfo, cfg: Any, options: _core.CommOptions) -> tupl
                 "the job has no secret: any process that reaches its ports can join; set SHARDWRIGHT_SECRET, or the "
                 "configuration key secret_file, on every rank"
             )
-    store = _open_store(launch, cfg)
+    if given is None:
+        store = _open_store(launch, cfg)
+    else:
+        store = PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", given)
     bind = cfg.bind_interface_address or _own_address(launch)
     began = time.monotonic()
     if launch.rank == 0:
@@ -70,6 +75,7 @@ def _where_rank_0_listens(launch: _core.LaunchInfo, store: Store, deadline: floa
     began = time.monotonic()
     while True:
         try:
+            store.wait(["address"], timedelta(seconds=max(deadline - time.monotonic(), _POLL_SECONDS)))
             meeting = store.get("address").decode()
             host, _, port = meeting.partition("/")[0].rpartition(":")
             with socket.create_connection((host, int(port)), timeout=max(deadline - time.monotonic(), _POLL_SECONDS)):

@@ -35,6 +35,7 @@ from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
+from shardwright.launch import find_launch
 from shardwright.launcher import how_to_start
 from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_back_large
 from shardwright.model.models import Models
@@ -73,7 +74,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if (running := find_runtime()) is not None:
         _check_same_start(running, load_config(config, keys, os.environ, running.place.launch.world_size))
         return
-    launch = _core.LaunchInfo.detect(os.environ)
+    launch, met = find_launch(os.environ, load_config(config, keys, os.environ).connect_timeout_seconds)
     cfg = load_config(config, keys, os.environ, launch.world_size)
     if cfg.elastic_degrees is not None and launch.rank == 0:
         log_lowered(cfg, load_config(config, keys, os.environ), launch.world_size)
@@ -94,7 +95,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     progress = Progress(launch.rank)
     if launch.world_size > 1:
         with progress.phase("meeting the other ranks"):
-            node, store = rendezvous.join(launch, cfg, options)
+            node, store = rendezvous.join(launch, cfg, options, met)
     else:
         node = _core.Node.single()
     try:

@@ -15,6 +15,7 @@ from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.half_precision import cast_model, half_dtype, to_float32, to_half
 from shardwright.job.runtime import Runtime, current_runtime
+from shardwright.launch import check_group
 from shardwright.model.alike import check_same_model
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
@@ -90,6 +91,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         super().__init__()
         _check(module, trace_device, trace_execution_times, backward_passes_per_step)
         runtime = current_runtime()
+        check_group(runtime.place.launch)
         self._dtype = half_dtype(runtime.place.cfg)
         if self._dtype is not None:
             cast_model(module, self._dtype)
