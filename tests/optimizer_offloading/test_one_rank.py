@@ -301,7 +301,16 @@ def test_a_step_that_fails_leaves_the_groups_as_they_were() -> None:
 
 def test_optimizers_that_cannot_be_streamed_are_refused_by_name() -> None:
     class Mine(torch.optim.Adam):
-        """Does what nobody knows."""
+        """Looks at all gradients."""
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            every = [one for group in self.param_groups for one in group["params"]]
+            nn.utils.clip_grad_norm_(every, 0.1)
+            return super().step(closure)
+
+    class Alike(torch.optim.Adam):
+        """Does what Adam does."""
 
     parameters = list(model().parameters())
     for optimizer in (
@@ -314,6 +323,7 @@ def test_optimizers_that_cannot_be_streamed_are_refused_by_name() -> None:
             wrap(optimizer)
     with pytest.raises(ConfigError, match=r"Adam with differentiable=True.*offload_optimizer"):
         wrap(torch.optim.Adam(parameters, differentiable=True))
+    wrap(Alike(parameters))
     fused = wrap(smp.optimizers.FusedAdam(parameters))
     fused.add_param_group({"params": [nn.Parameter(torch.ones(3))], "differentiable": True})
     with pytest.raises(ConfigError, match="differentiable=True"):

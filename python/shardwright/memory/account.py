@@ -20,7 +20,8 @@ from shardwright.memory.optimizers import (
 )
 from shardwright.model.models import Models
 from shardwright.offloading import OffloadedActivations
-from shardwright.optimizer.offloading import StateStorage, may_be_streamed, most_resident_bytes
+from shardwright.optimizer.offloading import StateStorage, most_resident_bytes
+from shardwright.optimizer.reach.known import Reach, known_reach
 from shardwright.optimizer.sharding.elementwise import original_class
 from shardwright.scheduling import RankMemory, Scheduling
 
@@ -248,7 +249,7 @@ class MemoryAccount:
     def _offloadable(self, state: int) -> int:
         """Return how much of the optimizers' state would leave memory with ``"offload_optimizer": "disk"``."""
         optimizers = self._runtime[Models].optimizers
-        may_be = all(may_be_streamed(original_class(one)) for one in optimizers)
+        may_be = all(known_reach(original_class(one)) in (Reach.ELEMENT, Reach.PARAMETER) for one in optimizers)
         return max(state - most_resident_bytes(), 0) if may_be and self._runtime.place.device.type == "cpu" else 0
 
     def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -24,6 +24,7 @@ from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
 from shardwright.optimizer.master_state import without_half_precision
 from shardwright.optimizer.offloading import StateStorage, StreamedState
+from shardwright.optimizer.reach import WholeTensors, ask
 from shardwright.optimizer.refusals import refuse_optimizer
 from shardwright.optimizer.sharding.elementwise import original_class
 from shardwright.optimizer.sharding.share import Share
@@ -59,9 +60,7 @@ class DistributedOptimizer(AwaitedState, metaclass=_Wrapping):
     With ``shard_optimizer_state``, each data-parallel rank updates a share of the parameters and keeps the state of
     that share only (spec, 2.8.3): whole parameters or, for optimizers of ``torch.optim`` that treat elements
     independently of each other, also parts of them. The groups hold all parameters; ``state`` has those of the share.
-
-    The optimizer must treat parameters independently of each other. ``torch.optim.LBFGS``, which needs dot products
-    over all parameters, is rejected with several pipeline ranks and with ``shard_optimizer_state``.
+    An update that depends on what a rank does not hold is refused, or made on whole tensors.
 
     Args:
         optimizer: The optimizer, created from the parameters of the whole model, in the same way on every rank.
@@ -142,6 +141,7 @@ class DistributedOptimizer(AwaitedState, metaclass=_Wrapping):
         if runtime is None:
             return self._update_here(closure)
         try:
+            self._updates_whole = ask(self, runtime, original_class(self))
             if runtime.place.shards_parameters:
                 loss = shards_step(runtime, self, closure, self._update_here)
             elif (share := self._own_share()) is None:
@@ -361,7 +361,7 @@ def _wrap(
         refuse_optimizer(optimizer, runtime, dtype)
     storage = None if runtime is None else runtime.find(StateStorage)
     more = [kind for kind, is_on in ((HalfPrecision, dtype), (StreamedState, storage)) if is_on is not None]
-    optimizer = become(optimizer, _distributed_class(*more, type(optimizer)))
+    optimizer = become(optimizer, _distributed_class(*more, WholeTensors, type(optimizer)))
     if isinstance(optimizer, HalfPrecision):
         optimizer.start(scaler, is_float16=dtype is torch.float16)
     if runtime is not None:

@@ -7,8 +7,8 @@ from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import Runtime
-from shardwright.optimizer.offloading import StateStorage, refuse_streaming
-from shardwright.optimizer.sharding.elementwise import is_elementwise
+from shardwright.optimizer.offloading import StateStorage, refuse_differentiable
+from shardwright.optimizer.reach import ask
 
 
 def refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype | None) -> None:
@@ -18,20 +18,20 @@ def refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype 
         ConfigError: It does not.
     """
     place, name = runtime.place, type(optimizer).__name__
-    if runtime.find(StateStorage) is not None:
-        refuse_streaming(optimizer, type(optimizer))
     shards = place.shards_optimizer_state
     if shards and getattr(optimizer, "steps_on_all_ranks", False):
         raise ConfigError(
             f"{name} exchanges norms of all parameters, of which each rank updates a share; use "
             "shard_optimizer_state=False or another optimizer"
         )
-    if place.shards_parameters and not is_elementwise(type(optimizer)):
-        raise ConfigError(
-            f"{name} is not known to update each element of a parameter by itself, and with "
-            "sharded_data_parallel_degree each rank has shards of parameters: its norms, factors or dot products would "
-            "be those of a shard. Use an optimizer of torch.optim such as AdamW, or sharded_data_parallel_degree 1"
-        )
+    if runtime.find(StateStorage) is not None:
+        refuse_differentiable(optimizer)
+    if (
+        not isinstance(optimizer, torch.optim.LBFGS)
+        or place.shards_parameters
+        or runtime.find(StateStorage) is not None
+    ):
+        ask(optimizer, runtime, type(optimizer))
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
     needs = "torch.optim.LBFGS needs dot products over all parameters of the model"

@@ -25,6 +25,7 @@ from shardwright.model.sentinel import is_sentinel
 from shardwright.model.updates import Updates
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.optimizer.clip import refuse_scaled
+from shardwright.optimizer.reach import ask_unwrapped
 from shardwright.patches import original_of
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
 
@@ -164,6 +165,8 @@ def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 "reduced over data-parallel ranks, which would drift apart: step optimizers outside the step function"
             )
     if runtime.place.launch.world_size > 1:
+        if not isinstance(optimizer, DistributedOptimizer):
+            ask_unwrapped(optimizer, runtime)
         runtime[Updates].begins(optimizer)
 
 

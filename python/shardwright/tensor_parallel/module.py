@@ -186,6 +186,15 @@ class ShardedTensors:
             if (tensor := _tensor(one, name)) is not None
         }
 
+    def made_of(self) -> dict[int, Sequence[Origin]]:
+        """Return what each of this rank's tensors was made of, by the tensor's ``id``, where that is known."""
+        return {
+            id(tensor): origins
+            for _, one in self._modules
+            for name, origins in one.origins.items()
+            if (tensor := _tensor(one, name)) is not None
+        }
+
     def by_name(self) -> dict[str, Sharding]:
         """Return the sharding of each tensor, by all its names in the model."""
         return {

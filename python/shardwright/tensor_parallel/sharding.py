@@ -26,6 +26,25 @@ class Origin:
     rows: tuple[tuple[int, int, int], ...]
     transposed: bool = False
 
+    @property
+    def is_all(self) -> bool:
+        """Whether our weight is this one, as it was."""
+        return not self.transposed and self.rows == ((0, 0, self.shape[0]),)
+
+    def of(self, ours: torch.Tensor) -> torch.Tensor:
+        """Return the weight as it was, in new memory, given all of ours."""
+        found = ours.new_empty(self.shape)
+        laid_out = found.mT if self.transposed else found
+        for first, theirs, rows in self.rows:
+            laid_out[theirs : theirs + rows] = ours[first : first + rows]
+        return found
+
+    def put(self, theirs: torch.Tensor, ours: torch.Tensor) -> None:
+        """Write the weight as it was into our weight."""
+        laid_out = theirs.mT if self.transposed else theirs
+        for first, of_theirs, rows in self.rows:
+            ours[first : first + rows] = laid_out[of_theirs : of_theirs + rows]
+
 
 @dataclass(frozen=True)
 class Sharding:

@@ -34,11 +34,13 @@ class Held(NamedTuple):
         over_rdp: Whether only those of RDP_GROUP hold the same one.
         is_sparse: Whether its gradient may be sparse.
         accumulates: Whether the ranks are in the middle of accumulating gradients, which are not reduced yet.
+        is_alone: Whether no other tensor-parallel rank has any of it.
     """
 
     over_rdp: bool
     is_sparse: bool
     accumulates: bool
+    is_alone: bool
 
 
 class Kind(NamedTuple):
@@ -49,12 +51,14 @@ class Kind(NamedTuple):
         state_tensors: How many tensors of a parameter's size the state has; None if that is unknown.
         trained: Whether they are trained, or frozen when the division is made.
         has_masters: Whether master weights are updated in their place, which are part of the state.
+        is_alone: Whether no other tensor-parallel rank has any of them: the others are divided alike on all of these.
     """
 
     over_rdp: bool
     state_tensors: int | None
     trained: bool
     has_masters: bool
+    is_alone: bool
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,11 @@ def held_parameters(runtime: Runtime, dividing: DistributedModel | None) -> dict
         parameters = placement.owned_parameters()
         over_rdp = {id(one) for one in placement.replicas.over_rdp(parameters)}
         sparse = sparse_parameters(placement.module)
+        alone = {key for key, sharding in placement.sharded.by_id().items() if sharding.owner is not None}
         for one in parameters:
-            found[id(one)] = Held(id(one) in over_rdp, id(one) in sparse, placement.replicas.is_accumulating)
+            found[id(one)] = Held(
+                id(one) in over_rdp, id(one) in sparse, placement.replicas.is_accumulating, id(one) in alone
+            )
     return found
 
 
@@ -116,7 +123,7 @@ class Division:
                 continue
             number = state_tensors(self._optimizer, member.group)
             has_masters = half_dtype(self._runtime.place.cfg) is not None and member.parameter.dtype in HALF
-            kind = Kind(how.over_rdp, number, member.parameter.requires_grad, has_masters)
+            kind = Kind(how.over_rdp, number, member.parameter.requires_grad, has_masters, how.is_alone)
             if len(self.ranks(kind)) > 1:
                 kinds.setdefault(kind, []).append(member)
         divided = []

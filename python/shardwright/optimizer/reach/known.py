@@ -1,0 +1,64 @@
+"""How far the step of an optimizer looks when it updates an element, for classes that are known."""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+from torch.optim import Optimizer
+
+from shardwright.optimizer.sharding.elementwise import is_elementwise
+
+
+class Reach(enum.IntEnum):
+    """What the update of an element may depend on."""
+
+    #: What concerns the element itself: its value, gradient and state.
+    ELEMENT = 0
+    #: All of its parameter, as by its norm, its rows or its shape.
+    PARAMETER = 1
+    #: Other parameters, as by a norm over all gradients.
+    MODEL = 2
+
+
+#: Classes of ``torch.optim`` besides those of `is_elementwise`. Not every version of PyTorch has all.
+_OF_TORCH = {
+    "SparseAdam": Reach.ELEMENT,
+    "Adafactor": Reach.PARAMETER,
+    "Muon": Reach.PARAMETER,
+    "LBFGS": Reach.MODEL,
+}
+#: Classes of other packages, some of which run on a GPU alone, so that a probe on the CPU says nothing.
+_OF_OTHERS = {
+    ("transformers", "Adafactor"): Reach.PARAMETER,
+    ("apex", "FusedAdam"): Reach.ELEMENT,
+    ("apex", "FusedSGD"): Reach.ELEMENT,
+    ("apex", "FusedAdagrad"): Reach.ELEMENT,
+    ("apex", "FusedNovoGrad"): Reach.PARAMETER,
+    ("apex", "FusedLAMB"): Reach.MODEL,
+    ("deepspeed", "FusedAdam"): Reach.ELEMENT,
+    ("deepspeed", "DeepSpeedCPUAdam"): Reach.ELEMENT,
+    # Their state is one number for each element only with 32 bits; with 8, elements of a block share a factor.
+    ("bitsandbytes", "Adam32bit"): Reach.ELEMENT,
+    ("bitsandbytes", "AdamW32bit"): Reach.ELEMENT,
+    ("bitsandbytes", "Lion32bit"): Reach.ELEMENT,
+    ("bitsandbytes", "PagedAdam32bit"): Reach.ELEMENT,
+    ("bitsandbytes", "PagedAdamW32bit"): Reach.ELEMENT,
+    ("bitsandbytes", "PagedLion32bit"): Reach.ELEMENT,
+}
+
+
+def known_reach(kind: type[Optimizer]) -> Reach | None:
+    """Return how far the step of an optimizer's class looks; None if that is not known.
+
+    Args:
+        kind: The class, before ``smp.DistributedOptimizer`` wrapped it. A subclass of a known one may do anything.
+    """
+    if is_elementwise(kind):
+        return Reach.ELEMENT
+    name, package = kind.__name__, kind.__module__.partition(".")[0]
+    if getattr(torch.optim, name, None) is kind and name in _OF_TORCH:
+        return _OF_TORCH[name]
+    if package == "bitsandbytes":
+        return _OF_OTHERS.get((package, name), Reach.PARAMETER)
+    return _OF_OTHERS.get((package, name))

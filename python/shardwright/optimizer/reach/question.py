@@ -1,0 +1,203 @@
+"""The one question before every optimizer: may its update of an element depend on what this rank does not hold."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwright.errors import ConfigError
+from shardwright.job.runtime import Runtime
+from shardwright.model.models import Models
+from shardwright.optimizer.offloading import StateStorage
+from shardwright.optimizer.reach.known import Reach, known_reach
+from shardwright.optimizer.reach.probe import Found, probe
+
+
+class _Answer(NamedTuple):
+    """What was found of an optimizer with some options.
+
+    Attributes:
+        options: Them, without numbers.
+        found: What was found.
+    """
+
+    options: list[dict[str, Any]]
+    found: Found
+
+
+#: Where the classes are that ``smp.DistributedOptimizer`` puts before that of an optimizer.
+_OURS = "shardwright.optimizer."
+#: By optimizer.
+_ANSWERS: Any = WeakIdKeyDictionary()
+
+
+class Division(NamedTuple):
+    """A way in which this rank lacks elements of what an optimizer trains.
+
+    Attributes:
+        key: What divides it, as the configuration says it.
+        means: What a rank has.
+        most: How far a step may look.
+        instead: What to do if it looks farther.
+        exchanges: Whether optimizers of ``smp.optimizers`` exchange what they need over it.
+        slices: Whether ranks have slices of parameters, which can be put together for a step.
+    """
+
+    key: str
+    means: str
+    most: Reach
+    instead: str
+    exchanges: bool = False
+    slices: bool = False
+
+
+def divisions(runtime: Runtime, models: Iterable[Any]) -> list[Division]:
+    """Return the ways in which the ranks of a job divide what an optimizer trains, the strictest first; alike on all.
+
+    Args:
+        runtime: The rank.
+        models: The placements of the models that it trains.
+    """
+    place, found = runtime.place, list[Division]()
+    if place.pp_size > 1:
+        key = f"pipeline_parallel_degree {place.pp_size}"
+        means = "each rank has some of the model's parameters"
+        found.append(Division(key, means, Reach.PARAMETER, "pipeline_parallel_degree 1", True))
+    if place.shards_parameters:
+        found.append(
+            Division(
+                "sharded_data_parallel_degree",
+                "each rank has shards of parameters: norms, factors or dot products would be those of a shard",
+                Reach.ELEMENT,
+                "sharded_data_parallel_degree 1",
+            )
+        )
+    if place.shards_optimizer_state:
+        means = "each rank updates a share of the parameters"
+        found.append(Division("shard_optimizer_state", means, Reach.PARAMETER, "shard_optimizer_state=False"))
+    offloads = runtime.find(StateStorage) is not None
+    if offloads:
+        means = "a step goes over the parameters in parts: norms or dot products over several would be those of a part"
+        found.append(Division('"offload_optimizer": "disk"', means, Reach.PARAMETER, '"offload_optimizer": False'))
+    shardings = [one for each in models if each.is_sharded for one in each.sharded.by_name().values()]
+    if any(one.is_divided for one in shardings):
+        key = f"tensor_parallel_degree {len(place.tp_ranks)}"
+        alone = any(one.owner is not None for one in shardings)
+        # Whole tensors are put together for a step, but not what one rank alone has, and not chunk by chunk.
+        most = Reach.ELEMENT if offloads else Reach.PARAMETER if alone else Reach.MODEL
+        means = "each rank has parts of parameters"
+        found.append(Division(key, means, most, "tensor_parallel_degree 1", exchanges=True, slices=True))
+    return sorted(found, key=lambda way: way.most)
+
+
+def found_of(optimizer: Any, kind: type[Optimizer]) -> Found:
+    """Return how far the step of an optimizer looks: what is known of its class, or what a probe finds.
+
+    Args:
+        optimizer: The optimizer. A probe is made again when its options are others.
+        kind: Its class, before ``smp.DistributedOptimizer`` wrapped it.
+    """
+    known = known_reach(kind)
+    if known is not None:
+        return Found(known)
+    options = [
+        {key: value if isinstance(value, (bool, str, type(None))) else type(value) for key, value in group.items()}
+        for group in optimizer.param_groups
+    ]
+    if optimizer in _ANSWERS and _ANSWERS[optimizer].options == options:
+        answer: Found = _ANSWERS[optimizer].found
+        return answer
+    ours = {name for one in type(optimizer).__mro__ if one.__module__.startswith(_OURS) for name in _annotated(one)}
+    found = probe(optimizer, kind, [name for name in vars(optimizer) if name not in ours])
+    _ANSWERS[optimizer] = _Answer(options, found)
+    return found
+
+
+def _annotated(kind: type) -> Iterable[str]:
+    return (*inspect.get_annotations(kind), "_global_grad_norm")
+
+
+def ask(optimizer: Any, runtime: Runtime, kind: type[Optimizer]) -> bool:
+    """Check that the ranks' parts of an optimizer's step make up the step of one process. All ranks find the same.
+
+    Args:
+        optimizer: The optimizer.
+        runtime: The rank.
+        kind: Its class, before ``smp.DistributedOptimizer`` wrapped it.
+
+    Returns:
+        Whether its step needs the whole of parameters that are divided over tensor-parallel ranks.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if known_reach(kind) is Reach.ELEMENT:
+        return False
+    trains = getattr(optimizer, "trains", None)  # not before it is wrapped
+    models = [model.placement for model in runtime[Models].alive if trains is not None and trains(model)]
+    ways = divisions(runtime, models)
+    if not ways:
+        return False
+    found = Found(Reach.MODEL) if _exchanges_norms(kind) else found_of(optimizer, kind)
+    for way in ways:
+        if _exchanges_norms(kind) and way.exchanges:
+            continue
+        # One that was not tried may keep to a list of parameters of its own.
+        most = way.most if known_reach(kind) is None else min(way.most, Reach.PARAMETER)
+        if found.reach is None or found.is_random or found.reach > most:
+            raise ConfigError(_words(kind, found, way))
+    return found.reach is not Reach.ELEMENT and not _exchanges_norms(kind)
+
+
+def ask_unwrapped(optimizer: Optimizer, runtime: Runtime) -> None:
+    """Check the step of an optimizer that ``smp.DistributedOptimizer`` does not wrap, whose tensors nobody makes whole.
+
+    Args:
+        optimizer: The optimizer.
+        runtime: The rank.
+
+    Raises:
+        ConfigError: It may look at what this rank does not hold.
+    """
+    kind = type(optimizer)
+    if known_reach(kind) is Reach.ELEMENT or _exchanges_norms(kind):
+        return
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [one for one in runtime[Models].placements if any(id(each) in own for each in one.owned_parameters())]
+    ways = [way for way in divisions(runtime, trained) if way.exchanges]
+    if trained and ways and (found := found_of(optimizer, kind)).reach is not Reach.ELEMENT:
+        way = next((one for one in ways if one.slices), ways[0])
+        if found.reach is None or found.is_random or found.reach > min(way.most, Reach.PARAMETER):
+            raise ConfigError(_words(kind, found, way))
+        if way.slices:
+            raise ConfigError(
+                f"{kind.__name__}.step of an optimizer that smp.DistributedOptimizer does not wrap, which looks at "
+                f"whole parameters, and with {way.key} {way.means}: wrap it, optimizer = "
+                "smp.DistributedOptimizer(optimizer), which puts them together"
+            )
+
+
+def _exchanges_norms(kind: type[Optimizer]) -> bool:
+    """Whether an optimizer of ``smp.optimizers`` asks the other ranks of a model itself."""
+    return bool(getattr(kind, "steps_on_all_ranks", False))
+
+
+def _words(kind: type[Optimizer], found: Found, way: Division) -> str:
+    name = kind.__name__
+    by_itself = "element of a parameter" if way.most is Reach.ELEMENT else "parameter"
+    if found.is_random:
+        how = f"{name} draws random numbers in its step, which parts of it would not draw alike"
+    elif found.reach is None:
+        how = (
+            f"{name} is not known to update each {by_itself} by itself, and its step could not be tried on small "
+            f"tensors ({found.reason})"
+        )
+    elif found.reach is Reach.MODEL:
+        how = f"{name} does not update each {by_itself} by itself: its update of one depends on other parameters"
+    else:
+        how = f"{name} does not update each {by_itself} by itself, but by what it finds in the whole parameter"
+    return f"{how}. With {way.key} {way.means}. Use an optimizer of torch.optim such as AdamW, or {way.instead}"
