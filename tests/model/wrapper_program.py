@@ -329,6 +329,30 @@ def the_norm_of_all_gradients_is_had_without_clipping() -> None:
         torch.testing.assert_close(torch.tensor(math.sqrt(sum(squares))), found)
 
 
+def a_module_of_an_earlier_job_is_used_again_where_it_is_whole() -> None:
+    model, plain = wrapped()
+    same(model, plain)
+    module = model.module
+    if DEGREE > 1:  # in this job too
+        refused(lambda: smp.DistributedModel(module), smp.ConfigError, "divided already", "Make the model anew")
+    smp.shutdown()
+    start()
+    if DEGREE > 1:
+        refused(lambda: smp.DistributedModel(module), smp.ConfigError, "divided already", "Make the model anew")
+    else:
+        same(smp.DistributedModel(module), plain)
+
+
+def start() -> None:
+    smp.init(
+        pipeline_parallel_degree=DEGREE,
+        microbatches=2,
+        auto_partition=False,
+        default_partition=0,
+        reproducible_rng=True,
+    )
+
+
 SCENARIOS = [
     attributes_reach_the_module,
     tensors_and_modules_reach_the_module,
@@ -341,18 +365,13 @@ SCENARIOS = [
     an_optimizer_that_is_not_wrapped_does_not_save_a_part,
     the_norm_of_all_gradients_is_had_without_clipping,
     a_model_of_transformers_is_saved,
+    a_module_of_an_earlier_job_is_used_again_where_it_is_whole,
 ]
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    smp.init(
-        pipeline_parallel_degree=DEGREE,
-        microbatches=2,
-        auto_partition=False,
-        default_partition=0,
-        reproducible_rng=True,
-    )
+    start()
     for scenario in SCENARIOS:
         scenario()
         smp.barrier()

@@ -25,6 +25,8 @@ class Case:
         partition: The seed of a random partition; None places modules as the problem says.
         steps: The number of training steps.
         delayed: Whether parameters get their values only where they are owned.
+        life: What was done with the models before they are wrapped (:mod:`tests.parity.lives`); None for nothing.
+        collects: Whether models of ``transformers`` are told to collect outputs, which are compared.
     """
 
     problem: str
@@ -38,6 +40,8 @@ class Case:
     partition: int | None = None
     steps: int = 5
     delayed: bool = False
+    life: str | None = None
+    collects: bool = False
 
     @property
     def name(self) -> str:
@@ -54,6 +58,10 @@ class Case:
             settings.append(f"partition {self.partition}")
         if self.delayed:
             settings.append("delayed")
+        if self.life is not None:
+            settings.append(self.life)
+        if self.collects:
+            settings.append("collects")
         return settings if self.average else ["summed", *settings]
 
     @property

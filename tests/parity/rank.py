@@ -19,6 +19,7 @@ from torch import nn
 
 from .cases import Case
 from .compare import Comparison, at_microbatch
+from .lives import lived
 from .partitions import random_places
 from .problem import Phase, Problem, generator
 from .reference import Expected, Reference
@@ -323,7 +324,7 @@ def main() -> int:
     with (Path(sys.argv[3]) / f"{os.environ['RANK']}.jsonl").open("a") as rows:
         for case in cases:
             faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
-            row = run_case(case, problems[case.problem])
+            row = run_case(case, lived(problems[case.problem], case.life, collects=case.collects))
             faulthandler.cancel_dump_traceback_later()
             print(json.dumps(row), file=rows, flush=True)
     return 0

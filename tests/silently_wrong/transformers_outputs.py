@@ -22,12 +22,17 @@ SIZES: dict[str, Any] = {
 }
 
 
-def _collected(model: Any, wanted: tuple[str, ...], apart: str | None = None, **inputs: Any) -> Any:
+def _collected(
+    model: Any, wanted: tuple[str, ...], apart: str | None = None, *, before: str | None = None, **inputs: Any
+) -> Any:
     """One step that returns what the model collected; compares it, and the gradients, with the whole model's.
 
-    No other module may have to be with the one at the path ``apart``.
+    No other module may have to be with the one at the path ``apart``. ``before`` names what the model was used for
+    before it is wrapped.
     """
     plain = copy.deepcopy(model)
+    if before is not None:
+        _use(model, before, inputs)
     divided = smp.DistributedModel(model)
     tokens = torch.randint(0, 40, (BATCH, 5), generator=torch.Generator().manual_seed(2))
 
@@ -65,6 +70,20 @@ def _collected(model: Any, wanted: tuple[str, ...], apart: str | None = None, **
     shares = [decision.parameter_bytes(rank) for rank in range(2)]
     assert max(shares) < 0.75 * sum(shares), shares
     return Exact(max(same.worst, gradients.worst), same.compared + gradients.compared)
+
+
+def _use(model: Any, how: str, inputs: dict[str, Any]) -> None:
+    tokens = torch.randint(0, 40, (2, 5), generator=torch.Generator().manual_seed(3))
+    if how == "trained":
+        model(input_ids=tokens, **inputs)[0].square().mean().backward()
+        model.zero_grad()
+    elif how == "generated from":
+        model.generate(input_ids=tokens, max_new_tokens=2, do_sample=False)
+    else:
+        with torch.no_grad():
+            (model.base_model if how == "its inner model evaluated" else model)(
+                input_ids=tokens, output_attentions=True
+            )
 
 
 @scenario
@@ -135,3 +154,46 @@ def a_model_that_keeps_states_for_generation() -> Any:
     )
     model = RecurrentGemmaForCausalLM(config).double()
     return _collected(model, (), apart="model")
+
+
+@scenario
+def hidden_states_of_a_model_that_was_evaluated() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=4, n_head=2, n_positions=16, attn_implementation="eager", resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    wanted = ("hidden_states", "attentions")
+    return _collected(
+        GPT2LMHeadModel(config).double(),
+        wanted,
+        before="evaluated",
+        output_hidden_states=True,
+        output_attentions=True,
+    )
+
+
+@scenario
+def attentions_of_a_model_that_was_generated_from_and_copied() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="eager")).double()
+    _use(model, "its inner model evaluated", {})
+    return _collected(
+        copy.deepcopy(model),
+        ("hidden_states", "attentions"),
+        before="generated from",
+        output_hidden_states=True,
+        output_attentions=True,
+    )
+
+
+@scenario
+def router_logits_of_a_model_that_was_trained() -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2, attn_implementation="eager")
+    model = MixtralForCausalLM(config).double()
+    model.set_experts_implementation("eager")  # the grouped one has no float64
+    return _collected(model, ("router_logits",), before="trained", output_router_logits=True)

@@ -375,6 +375,8 @@ class _Loading:
         step, place = self.runtime.step, self.runtime.place
         if self.saved.manifest["step"] is not None:
             step.apart = step.number - self.saved.manifest["step"]
+            # Earlier versions drew by the number of the step.
+            step.trained, step.looked = self.saved.content.get("random_steps", (self.saved.manifest["step"], 0))
         degrees = self.saved.manifest["degrees"]
         same = (
             degrees["pipeline"] == place.pp_size

@@ -279,6 +279,7 @@ def description_of(runtime: Runtime, model: DistributedModel, abouts: Sequence[d
         "content": first["content"],
         "extra_states": _merged(one["extra_states"] for one in abouts),
         "placement": [place.cfg.placement_strategy, place.launch.world_size],
+        "random_steps": [runtime.step.trained, runtime.step.looked],
         "optimizer": None,
     }
     if "optimizer" in first:

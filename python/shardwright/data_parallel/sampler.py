@@ -36,7 +36,7 @@ class DistributedSampler(TorchSampler[Any]):
             drop_last: Drop the last samples if they do not divide evenly over ranks, instead of repeating some.
         """
         runtime = current_runtime()
-        ranks = runtime.place.rdp_ranks if runtime.place.cfg.prescaled_batch else runtime.place.dp_ranks
+        ranks = runtime.place.sample_ranks
         super().__init__(
             dataset,
             num_replicas=len(ranks),

@@ -14,29 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from shardwright import _core
+from shardwright.drawing import may_draw
 from shardwright.execution import process
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-#: Modules of torch defined here draw no random numbers, except those below.
-_DETERMINISTIC_PACKAGES = frozenset(
-    f"torch.nn.modules.{name}"
-    for name in (
-        *("activation", "batchnorm", "conv", "distance", "flatten", "fold", "linear", "loss", "normalization"),
-        *("padding", "pixelshuffle", "pooling", "sparse", "upsampling"),
-    )
-)
-_DRAWING = (LazyModuleMixin, nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _INTO, _PAST = 0, 1
 
 
-def root_seed(seed: int, step: int, microbatch: int) -> int:
-    """Return the seed with which the step function of a microbatch begins."""
-    return _core.derive_seed(_core.derive_seed(seed, step), microbatch)
+def root_seed(seed: int, streams: Iterable[int], microbatch: int) -> int:
+    """Return the seed with which the step function of a microbatch begins, in a step with these numbers."""
+    return functools.reduce(_core.derive_seed, (*streams, microbatch), seed)
 
 
 def microbatch_seed(runtime: Runtime, script_seed: int, microbatch: int, dp_rank: int | None = None) -> int:
@@ -47,13 +38,13 @@ def microbatch_seed(runtime: Runtime, script_seed: int, microbatch: int, dp_rank
         script_seed: The seed that the script last set on the default generator; not used with ``reproducible_rng``.
         microbatch: The index of the microbatch on its rank. With ``reproducible_rng``, the seed depends on the
             data-parallel rank too.
-        dp_rank: The index of the data-parallel rank with ``reproducible_rng``; None for this rank.
+        dp_rank: The index among the ranks that have different samples, with ``reproducible_rng``; None for this rank's.
     """
     place, step = runtime.place, runtime.step
     if not place.cfg.reproducible_rng:
-        return root_seed(script_seed, step.of_training, microbatch)
-    replica = place.dp_ranks.index(place.rank) if dp_rank is None else dp_rank
-    return root_seed(place.cfg.seed, step.of_training, replica * step.num_microbatches + microbatch)
+        return root_seed(script_seed, step.streams, microbatch)
+    replica = place.sample_ranks.index(place.rank) if dp_rank is None else dp_rank
+    return root_seed(place.cfg.seed, step.streams, replica * step.num_microbatches + microbatch)
 
 
 def place() -> int:
@@ -74,17 +65,12 @@ def behind(seed: int, count: int) -> int:
 
 
 def pass_calls(seed: int, count: int) -> None:
-    """Continue with the seed after ``count`` calls from the place ``seed``."""
-    process.seed(behind(seed, count))
+    """Continue with the seed after ``count`` calls from the place ``seed``.
 
-
-def may_draw(module: nn.Module) -> bool:
-    """Return whether calls of a module get their own seed; the same on every rank before modules are partitioned."""
-    if isinstance(module, _DRAWING):
-        return True
-    if type(module) is nn.Sequential:
-        return any(may_draw(child) for child in module if child is not None)
-    return type(module).__module__ not in _DETERMINISTIC_PACKAGES
+    After none, what has been drawn since the place began stays drawn.
+    """
+    if count:
+        process.seed(behind(seed, count))
 
 
 def install(runtime: Runtime, modules: Iterable[nn.Module]) -> None:

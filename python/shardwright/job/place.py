@@ -60,6 +60,14 @@ class Place:
         return self.pp_rank == 0
 
     @cached_property
+    def sample_ranks(self) -> list[int]:
+        """The global ranks among which the samples of a batch are divided, one of each replica.
+
+        With ``prescaled_batch`` the ranks of a TP_GROUP have the same samples.
+        """
+        return self.rdp_ranks if self.cfg.prescaled_batch else self.dp_ranks
+
+    @cached_property
     def tensor_divisor(self) -> int:
         """The divisor of gradients over the samples of a TP_GROUP, for the mean over data-parallel ranks.
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Beyond all numbers of microbatches, so that no step without gradients begins where a call of one with them does.
+_LOOKING = 1 << 32
+
 
 @dataclass(slots=True)
 class Step:
@@ -12,7 +15,11 @@ class Step:
     Attributes:
         num_microbatches: How many microbatches it has.
         number: Its number, counted from 1.
-        apart: How many steps only looked, for verifications; the script's own steps do not count them.
+        apart: How many steps were run for verifications; the script's own steps do not count them.
+        training: Whether it computes gradients.
+        streams: The numbers from which the seeds of its microbatches are derived.
+        trained: How many steps of the script that compute gradients have ended well.
+        looked: How many without gradients have ended well since the last of those.
         microbatch: The microbatch that a pipeline of one rank runs, or ran last.
         running: Whether it runs.
         committing: Whether its tasks are over and its gradients are being finished.
@@ -23,6 +30,10 @@ class Step:
     num_microbatches: int
     number: int = 0
     apart: int = 0
+    training: bool = True
+    streams: tuple[int, ...] = ()
+    trained: int = 0
+    looked: int = 0
     microbatch: int = 0
     running: bool = False
     committing: bool = False
@@ -31,5 +42,22 @@ class Step:
 
     @property
     def of_training(self) -> int:
-        """The number of the script's current or last step, counted from 1; random numbers depend on it."""
+        """The number of the script's current or last step, counted from 1."""
         return self.number - self.apart
+
+    def begin(self, *, training: bool) -> None:
+        """Count a step, which computes gradients if it is one of training.
+
+        Its random numbers depend on which step it is among those that the script asked for: one that fails, or is run
+        again, takes none from those that follow, and neither does one without gradients from those with them.
+        """
+        self.number += 1
+        self.training = training
+        self.streams = (self.trained + 1, *(() if training else (_LOOKING, self.looked + 1)))
+
+    def end(self) -> None:
+        """Count that the step has ended well."""
+        if self.training:
+            self.trained, self.looked = self.trained + 1, 0
+        else:
+            self.looked += 1

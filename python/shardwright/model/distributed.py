@@ -26,7 +26,7 @@ from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
 from shardwright.model.whole import HINTS, MERGES
-from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_trainer, refuse_wrapped
+from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_divided, refuse_trainer, refuse_wrapped
 from shardwright.nn.entries import built_in
 from shardwright.tensor_parallel.replacement import Result, replace
 from shardwright.tensor_parallel.report import announce
@@ -359,6 +359,7 @@ def _check(module: nn.Module, trace_device: str, trace_execution_times: bool, ba
     if isinstance(module, DistributedModel):
         raise ConfigError("the module is a DistributedModel already")
     refuse_wrapped(module)
+    refuse_divided(module)
 
 
 def _divided(module: nn.Module, runtime: Runtime) -> Result:

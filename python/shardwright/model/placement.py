@@ -14,6 +14,7 @@ from shardwright.activation_checkpointing.interception import intercept_marked
 from shardwright.data_parallel import sync_batch_norm
 from shardwright.data_parallel.replicas import Replicas
 from shardwright.delayed.materialise import materialise
+from shardwright.drawing import may_draw
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
@@ -259,7 +260,7 @@ class Placement:
         targets: dict[int, RemoteModule] = {}
 
         def target(name: str, pp_rank: int, called: Iterable[nn.Module]) -> RemoteModule:
-            draws = sum(map(reproducible.may_draw, called)) if runtime.place.cfg.reproducible_rng else None
+            draws = sum(map(may_draw, called)) if runtime.place.cfg.reproducible_rng else None
             shown = name or type(self.module).__name__
             return RemoteModule(shown, ids[name], self.model_id, runtime.place.pp_ranks[pp_rank], draws)
 

@@ -10,8 +10,11 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardwright.errors import ConfigError, FrameError
+from shardwright.frames.guards import divided_modules
 from shardwright.job.runtime import find_runtime
 from shardwright.patches import original_of
+from shardwright.tensor_parallel.group import current_tensor_group
+from shardwright.tensor_parallel.module import DistributedModule
 
 
 def refuse_wrapped(module: nn.Module) -> None:
@@ -26,6 +29,19 @@ def refuse_wrapped(module: nn.Module) -> None:
                 f"smp.DistributedModel was given a {type(module).__name__}, and {where} a {type(part).__name__}: its "
                 "collectives and those of the pipeline would wait for each other. Give smp.DistributedModel the plain "
                 'module; with "ddp": True it averages gradients over data-parallel ranks itself'
+            )
+
+
+def refuse_divided(module: nn.Module) -> None:
+    """Raise :class:`ConfigError` if an earlier job has divided the module: this process holds a part of its weights."""
+    for name, part in module.named_modules():
+        of_other_group = isinstance(part, DistributedModule) and part.tp_group is not current_tensor_group()
+        if part in divided_modules or (of_other_group and part.tp_group.size > 1):
+            where = f"its module {name!r}" if name else "it"
+            raise ConfigError(
+                f"smp.DistributedModel was given a {type(module).__name__} that is divided already: {where} has parts "
+                "on other ranks, of this job or of one that this process has left, and the weights here are not "
+                "whole. Make the model anew for each job, and load its weights from a checkpoint or a state dict"
             )
 
 

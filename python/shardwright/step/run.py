@@ -162,6 +162,7 @@ def _run_once(
     for placement in placements:
         if placement.partitioned:
             placement.shard()
+    runtime.step.end()
     runtime[StateOrder].end_step(runtime)
     for kept in all_kept(placements):
         kept.end_step()

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from shardwright.creation import default_dtype
 from shardwright.delayed.creation import noting
 from shardwright.delayed.materialise import has_delayed, is_delayed
+from shardwright.drawing import stand_for
 from shardwright.errors import ConfigError
 from shardwright.frames.checkpointing import mark_of, set_mark
 from shardwright.tensor_parallel.module import DistributedModule, named_shardings, parameter_dtype
@@ -78,6 +79,7 @@ class Substitution:
         for name, parameter in self.substitute.named_parameters():
             parameter.requires_grad_(self.trainable.get(name, any_trained))
         self.substitute.train(self.module.training)
+        stand_for(self.substitute, self.module)
         if self.entry.origins_hook is not None:
             self.substitute.origins = self.entry.origins_hook(self.module)
         if (mark := mark_of(self.module)) is not None:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from shardwright import _core
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import receive_on, send_on
@@ -111,7 +113,7 @@ def trace(folder: str | Path | None = None, *, steps: Collection[int] | None = N
 
 def begin_step(runtime: Runtime) -> None:
     """Count a step; ranks stay in lockstep because all of them call every step function."""
-    runtime.step.number += 1
+    runtime.step.begin(training=torch.is_grad_enabled())
     if (traced := runtime.find(TraceRecorder)) is not None:
         traced.begin_step()
 

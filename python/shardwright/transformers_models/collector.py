@@ -99,11 +99,39 @@ def incoming(additions: Collected) -> None:
 
 
 def install(module: nn.Module) -> None:
-    """Install the hooks that collect, which ``transformers`` would do on the rank of the outermost model only."""
+    """Install the hooks that collect, which ``transformers`` would do on the rank of the outermost model only.
+
+    A model that has collected before it was wrapped has some of them: those of the inner model that collected. What is
+    installed from the outer one would collect there a second time, since ``transformers`` looks at the outermost only.
+    """
     capturing = sys.modules.get("transformers.utils.output_capturing")
     models = sys.modules.get("transformers.modeling_utils")
     if capturing is None or models is None:
         return
     for part in module.modules():
-        if isinstance(part, models.PreTrainedModel):
+        if isinstance(part, models.PreTrainedModel) and not _is_hooked(part):
+            before = {inner: set(inner._forward_hooks) for inner in _hooked_inside(part, models.PreTrainedModel)}
             capturing.maybe_install_capturing_hooks(part)
+            for inner, hooks in before.items():
+                for added in inner._forward_hooks.keys() - hooks:
+                    del inner._forward_hooks[added]
+
+
+def _is_hooked(model: nn.Module) -> bool:
+    return getattr(model, "_output_capturing_hooks_installed", False)
+
+
+def _hooked_inside(model: nn.Module, base: type[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the modules inside a model whose nearest model, themselves or one above them, has its hooks already."""
+    reached: set[nn.Module] = set()
+    above = [(model, False)]
+    while above:
+        module, hooked = above.pop()
+        if module in reached:
+            continue
+        reached.add(module)
+        if isinstance(module, base):
+            hooked = _is_hooked(module)
+        if hooked:
+            yield module
+        above += [(child, hooked) for child in module.children()]
