@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardwright.errors import ShardwrightError
 from shardwright.failure_text import add_note
 from shardwright.memory.account import MemoryAccount
 from shardwright.memory.table import account_text
@@ -14,15 +15,21 @@ from shardwright.memory.table import account_text
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-#: What allocators of host memory say in a plain RuntimeError; the last two are said where a thread finds no room.
+#: What says in a RuntimeError that memory ran out: allocators of host memory, CUDA (also of pinned memory), the
+#: libraries that allocate on a device by themselves, and the last two where a thread finds no room.
 _SIGNS = (
     "can't allocate memory",
     "not enough memory",
     "out of memory",
     "std::bad_alloc",
+    "OUT_OF_MEMORY",
+    "STATUS_ALLOC_FAILED",
     "Resource temporarily unavailable",
     "can't start new thread",
 )
+
+
+_EXPLAINED = "_shardwright_explained"
 
 
 class OutOfMemory:
@@ -31,7 +38,6 @@ class OutOfMemory:
     def __init__(self, runtime: Runtime) -> None:
         """Explain the errors of a rank."""
         self._runtime = runtime
-        self._explained: BaseException | None = None
 
     def explain(self, error: BaseException) -> None:
         """Add what fills the rank to an error, if it says that memory ran out; never raises.
@@ -40,9 +46,10 @@ class OutOfMemory:
             error: The error; one that has been explained gets no second note.
         """
         with contextlib.suppress(BaseException):  # there may be no memory to explain it with
-            if error is self._explained or not is_out_of_memory(error):
+            if hasattr(error, _EXPLAINED) or not is_out_of_memory(error):
                 return
-            self._explained = error
+            # Noted in the error: whoever kept it would keep the tensors of all functions that it has passed through.
+            setattr(error, _EXPLAINED, True)
             add_note(error, account_text(self._runtime[MemoryAccount].of_rank()))
 
 
@@ -54,4 +61,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return type(error) is RuntimeError and any(sign in str(error) for sign in _SIGNS)
+    if isinstance(error, ShardwrightError) and type(error) is not ShardwrightError:
+        return False  # such as another rank's, which has its own account, and a disk's
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

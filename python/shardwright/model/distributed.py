@@ -14,6 +14,7 @@ from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.half_precision import cast_model, half_dtype, to_float32, to_half
+from shardwright.job.explained import explain
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.launch import check_group
 from shardwright.model.alike import check_same_model
@@ -119,7 +120,11 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         self.register_load_state_dict_post_hook(DistributedModel._forget_children)  # type: ignore[no-untyped-call]
         self._keep_own()
         if runtime.place.pp_size == 1:
-            self.placement.place_whole()
+            try:
+                self.placement.place_whole()
+            except BaseException as error:
+                explain(runtime, error)
+                raise
 
     # --- running
 

@@ -48,6 +48,7 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
     runtime.step.voted = runtime.step.committing = False
     runtime[FrameTable].clear()
     runtime[WorkerPool].end_step()
+    runtime[WorkerPool].error = None  # it would keep the tensors of the functions that it has passed through
     runtime[Models].pending_controls.clear()
     undone = [attempt(transaction.rollback), attempt(functools.partial(_put_back_state, runtime))]
     undone += [attempt(placement.replicas.abandon_step) for placement in runtime[Models].placements]
