@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -76,15 +77,37 @@ def sgd(parameters: Iterable[nn.Parameter], rate: float = 0.5) -> torch.optim.Op
     return torch.optim.SGD(parameters, lr=rate)
 
 
-def repeatable() -> None:
-    """Choose operations that give the same numbers for the same call, so that an error is the library's."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+def repeatable(on: bool = True) -> None:
+    """Choose operations that give the same numbers for the same call, so that an error is the library's.
+
+    New memory is filled with what shows in results, so that nothing is to be timed then.
+    """
+    torch.use_deterministic_algorithms(on, warn_only=True)
+
+
+def begin_peak(device: str) -> int:
+    """Give back what earlier training has left, and count the device's peak anew; the bytes that are in use."""
+    gc.collect()
+    if device == "cpu":
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
 
 
 def train_plain(
-    model: nn.Module, microbatches: Iterable[torch.Tensor], steps: int, optimizer_of: Optimizer, loss_of: Loss
+    model: nn.Module,
+    microbatches: Iterable[torch.Tensor],
+    steps: int,
+    optimizer_of: Optimizer,
+    loss_of: Loss,
+    *,
+    with_values: bool = True,
 ) -> Trained:
-    """Train in this process: the mean of the gradients of all microbatches, one after another."""
+    """Train in this process: the mean of the gradients of all microbatches, one after another.
+
+    Without ``with_values``, neither gradients nor weights are kept.
+    """
     parts = list(microbatches)
     optimizer = optimizer_of(model.parameters())
     trained = Trained()
@@ -100,12 +123,13 @@ def train_plain(
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(len(parts))
-        trained.gradients = _gradients(model.named_parameters())
         optimizer.step()
         synchronize(device)
         trained.seconds.append(time.perf_counter() - began)
         trained.losses.append(torch.stack(losses).mean().cpu())
-    trained.weights = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
+    if with_values:
+        trained.gradients = _gradients(model.named_parameters())
+        trained.weights = {name: _copy(parameter) for name, parameter in model.named_parameters()}
     return trained
 
 
@@ -119,7 +143,7 @@ def train_ranks(
     *,
     translate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     look: Callable[[], None] = lambda: None,
-    with_weights: bool = True,
+    with_values: bool = True,
 ) -> Trained:
     """Train as a rank, from ``smp.init`` to ``smp.shutdown``.
 
@@ -132,7 +156,7 @@ def train_ranks(
         loss_of: Of the model and a microbatch.
         translate: Gives the state dict the names and shapes of the plain model.
         look: Called at the end, before ``smp.shutdown``.
-        with_weights: Whether the weights are gathered at the end.
+        with_values: Whether gradients and weights are kept, for which weights are gathered.
     """
     smp.init(keys)
     try:
@@ -153,7 +177,6 @@ def train_ranks(
             began = _begin(device)
             optimizer.zero_grad()
             losses = step(model, own)
-            trained.gradients = _gradients(model.local_named_parameters())
             optimizer.step()
             synchronize(device)
             trained.seconds.append(time.perf_counter() - began)
@@ -162,9 +185,10 @@ def train_ranks(
                 loss = torch.stack(smp.allgather(loss, smp.DP_GROUP)).mean()
             trained.losses.append(loss)
         look()
-        if with_weights:
+        if with_values:
+            trained.gradients = _gradients(model.local_named_parameters())
             weights = translate(model.state_dict())
-            trained.weights = {name: weight.detach().cpu().clone() for name, weight in weights.items()}
+            trained.weights = {name: _copy(weight) for name, weight in weights.items()}
         return trained
     finally:
         smp.shutdown()
@@ -220,7 +244,11 @@ def _begin(device: str) -> float:
 def _gradients(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, torch.Tensor | None]:
     """Copies on the host. Of sharded parameters, whose gradients are shards, there are none."""
     return {
-        name: None if parameter.grad is None else parameter.grad.cpu().clone()
+        name: None if parameter.grad is None else _copy(parameter.grad)
         for name, parameter in named
         if type(parameter.grad) in (torch.Tensor, type(None))
     }
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -16,7 +16,7 @@ from benches.gpt2.model import make_batch, make_model
 from tools.gpu_day.figures import seconds_of, synchronize
 from tools.gpu_day.findings import Findings
 from tools.gpu_day.options import Options
-from tools.gpu_day.training import relative
+from tools.gpu_day.training import begin_peak, relative
 
 #: As wide that PCIe can bring out what a block's forward computes: 24 * width operations for each byte pair.
 SIZE = {"num_blocks": 24, "width": 2048, "num_heads": 16, "sequence": 1024, "vocabulary": 8192}
@@ -80,6 +80,7 @@ def _within_pcie(findings: Findings, options: Options, moved: int, step_seconds:
 def _train(options: Options, where: bool) -> dict[str, Any]:
     """Train some steps; what they took."""
     size, device = (TINY if options.tiny else SIZE), options.device
+    before = begin_peak(device)
     smp.init({"microbatches": MICROBATCHES, "offload_activations": where})
     try:
         with torch.device(device):
@@ -112,10 +113,7 @@ def _train(options: Options, where: bool) -> dict[str, Any]:
         found["moved_bytes"] = 0 if offloaded is None else offloaded.counts()["stored_bytes"] // steps
         found["most_out_bytes"] = smp.memory_report()[0]["offloaded"]
         if device == "cuda":
-            found["peak_bytes"] = torch.cuda.max_memory_allocated()
+            found["peak_bytes"] = torch.cuda.max_memory_allocated() - before
         return found
     finally:
         smp.shutdown()
-        model = network = None
-        if device == "cuda":
-            torch.cuda.empty_cache()

@@ -12,7 +12,7 @@ from benches.gpt2.model import make_optimizer
 from tools.gpu_day.findings import Findings
 from tools.gpu_day.options import Options
 from tools.gpu_day.steps.gradients import Block
-from tools.gpu_day.training import Trained, difference, repeatable, train_ranks
+from tools.gpu_day.training import Trained, begin_peak, difference, train_ranks
 
 #: 201 M parameters, whose AdamW has 1.5 GiB of state.
 BLOCKS, WIDTH = 12, 2048
@@ -25,7 +25,6 @@ WHERE: dict[str, bool | str] = {"device": False, "host": True, "disk": "disk"}
 
 def run(options: Options) -> dict[str, Any]:
     """Train with the state in each place."""
-    repeatable()
     findings = Findings()
     trained: dict[str, Trained] = {}
     sizes: dict[str, dict[str, int]] = {}
@@ -60,9 +59,7 @@ def run(options: Options) -> dict[str, Any]:
 def _train(options: Options, where: bool | str) -> tuple[Trained, dict[str, int]]:
     device = options.device
     blocks, width = (TINY_BLOCKS, TINY_WIDTH) if options.tiny else (BLOCKS, WIDTH)
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    before = begin_peak(device)
 
     def make() -> nn.Module:
         torch.manual_seed(0)
@@ -77,8 +74,8 @@ def _train(options: Options, where: bool | str) -> tuple[Trained, dict[str, int]
         account = smp.memory_report()[0]
         sizes.update(state_bytes=account["measured"]["optimizer_state"], out_bytes=account["offloaded_optimizer_state"])
         if device == "cuda":
-            sizes.update(device_bytes=torch.cuda.memory_allocated())
-            sizes.update(device_peak_bytes=torch.cuda.max_memory_allocated())
+            sizes.update(device_bytes=torch.cuda.memory_allocated() - before)
+            sizes.update(device_peak_bytes=torch.cuda.max_memory_allocated() - before)
 
     keys = {"microbatches": MICROBATCHES, "offload_optimizer": where}
     return train_ranks(keys, make, batch, STEPS, make_optimizer, _loss, look=look), sizes

@@ -17,6 +17,7 @@ from tools.gpu_day.options import Options
 from tools.gpu_day.training import (
     TOLERANCES,
     Size,
+    begin_peak,
     language_loss,
     make_gpt2,
     make_ids,
@@ -112,16 +113,15 @@ def training(options: Options) -> dict[str, Any]:
     expected = None
     if os.environ["RANK"] == "0":
         model = make_gpt2(size, options.device, torch.float32)
-        expected = train_plain(model, ids.chunk(size.microbatches), STEPS, make_optimizer, language_loss)
+        parts = ids.chunk(size.microbatches)
+        expected = train_plain(model, parts, STEPS, make_optimizer, language_loss, with_values=False)
         del model
-    if options.device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    before = begin_peak(options.device)
     answer: dict[str, Any] = {}
 
     def look() -> None:
         account, stats = smp.memory_report()[smp.rank()], smp.comm_stats()
-        peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else 0
+        peak = torch.cuda.max_memory_allocated() - before if options.device == "cuda" else 0
         answer.update(
             account={kind: account[kind] for kind in ("measured", "predicted")},
             routes={name: counts for name, counts in stats["routes"].items() if counts["bytes_sent"]},
@@ -137,7 +137,7 @@ def training(options: Options) -> dict[str, Any]:
         make_optimizer,
         language_loss,
         look=look,
-        with_weights=False,
+        with_values=False,
     )
     if expected is not None:
         pairs = list(zip(found.losses, expected.losses, strict=True))
@@ -149,6 +149,7 @@ def training(options: Options) -> dict[str, Any]:
 
 def copies(options: Options) -> dict[str, Any]:
     """What a rank does to send, or to receive."""
+    repeatable(False)
     os.environ["SMP_D2D_GPU_BUFFER_SIZE_BYTES"] = str(BUFFER_BYTES)
     smp.init({"pipeline_parallel_degree": 2})
     try:
