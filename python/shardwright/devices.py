@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -39,3 +40,8 @@ def device_here(kind: str) -> torch.device:
     ranks of a host may use different devices, and all call theirs number 0.
     """
     return with_index(kind) if kind == accelerator() else _CPU
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the calling thread's current stream of a CUDA device; None for another device."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import Node
 
 from shardwright import _core
-from shardwright.devices import device_here
+from shardwright.devices import current_stream, device_here
 from shardwright.errors import FrameError
 from shardwright.execution.context import Suspended
 from shardwright.execution.task import RunningTask, running_task
@@ -93,7 +93,9 @@ class Response:
     def _remote(self, index: int, meta: Meta) -> torch.Tensor:
         dtype, shape, strides, device, _ = meta
         on = device_here(device)
-        tensor: torch.Tensor = remote_tensor(shape, strides, dtype_of(dtype), on, _Tensor(self, index, meta, on))
+        tensor: torch.Tensor = remote_tensor(
+            shape, strides, dtype_of(dtype), on, _Tensor(self, index, meta, on, current_stream(on))
+        )
         task = self._task()
         task.left_results = True
         if not self._predicted and not self.tensors:
@@ -172,9 +174,21 @@ class _Tensor:
     meta: Meta
     #: Where its values will be on this rank; as the placeholder says, whatever device is the current one then.
     device: torch.device
+    #: The stream on which the call would have computed it here; None for a device without streams.
+    stream: Any = None
 
     def take(self) -> torch.Tensor:
-        return self.response.take(self.index, self.device)
+        """Take the values, in the order of the stream of the call.
+
+        The first use may be on another stream, which the script has had wait for that of the call before; a use on a
+        third one need not wait for this. So the values are there before anything else is given to any stream.
+        """
+        if self.stream == current_stream(self.device):
+            return self.response.take(self.index, self.device)
+        with torch.cuda.stream(self.stream):
+            values = self.response.take(self.index, self.device)
+        self.stream.synchronize()
+        return values
 
     def arrived(self, before: Node | None, after: Node | None) -> None:
         frame = self.response.frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,12 +13,21 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright import _core
+from shardwright.devices import current_stream
 from shardwright.errors import FrameError
 from shardwright.frames.remote import Arrival, RemoteTensor, made_by, quiet
 
 #: The number of the library's engine calls that are running, over all threads: a backward that a node starts may run on
 #: another thread of autograd, so this cannot be thread-local.
 _engine_calls = 0
+
+
+class _Calling(threading.local):
+    #: The current stream of the thread's innermost engine call; None without CUDA.
+    stream: Any = None
+
+
+_calling = _Calling()
 #: Whether edges in this version of torch keep the nodes of Python functions alive.
 _EDGES_OWN = "ownership_token" in GradientEdge._fields
 _NO_OWNER = (None,) if _EDGES_OWN else ()
@@ -57,6 +67,8 @@ class EngineCall:
     def __enter__(self) -> None:
         """Increment the number of engine calls."""
         global _engine_calls
+        self._stream = _calling.stream
+        _calling.stream = torch.cuda.current_stream() if torch.cuda._initialized else None
         self._on_threads = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
         _engine_calls += 1
@@ -66,6 +78,7 @@ class EngineCall:
         """Decrement the number of engine calls."""
         global _engine_calls
         torch._C._set_multithreading_enabled(self._on_threads)
+        _calling.stream = self._stream
         _engine_calls -= 1
         if kind is None:
             for watcher, before in self._before:
@@ -147,8 +160,24 @@ class _Cut(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise FrameError(f"create_graph=True is not supported through {ctx.slot.what}, which lies on another rank")
         if gradients[0] is not None:
-            ctx.slot.add(gradients[0])
+            _add(ctx.slot, gradients[0])
         return None, None, None
+
+
+def _add(slot: Slot, gradient: torch.Tensor) -> None:
+    """Add a gradient to a slot, in the order of the stream of who called the engine, who uses it next.
+
+    The engine runs a node on the stream of its forward. Before it returns, it orders the leaves' streams before the
+    caller's; a cut is no leaf.
+    """
+    made, caller = current_stream(gradient.device), _calling.stream
+    if made is None or caller is None or caller == made:
+        slot.add(gradient)
+        return
+    caller.wait_stream(made)
+    gradient.record_stream(caller)
+    with torch.cuda.stream(caller):
+        slot.add(gradient)
 
 
 def _refuse_hook(node: Any, hook: object) -> NoReturn:
