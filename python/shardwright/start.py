@@ -42,7 +42,7 @@ from shardwright.model.models import Models
 from shardwright.model.pretrained import PretrainedFolders
 from shardwright.model.updates import Updates
 from shardwright.offloading import OffloadedActivations
-from shardwright.optimizer.offloading import StateStorage, check_device
+from shardwright.optimizer.offloading import storage_for
 from shardwright.process_groups import leave_process_groups, make_process_groups, take_device
 from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
@@ -162,9 +162,8 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(WorkerPool(runtime))
     runtime.add(runtime.add(Models(place.rank)), WrappedModels)
     runtime.add(Updates(runtime))
-    check_device(runtime)
-    if place.cfg.offload_optimizer == "disk":
-        runtime.add(StateStorage(runtime))
+    if (storage := storage_for(runtime)) is not None:
+        runtime.add(storage)
     runtime.add(MemoryAccount(runtime))
     runtime.add(Announcement(runtime))
     runtime.add(SpeedAnnouncement(runtime))

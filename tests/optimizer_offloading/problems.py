@@ -7,7 +7,7 @@ from typing import Any
 
 import shardwright as smp
 import torch
-from shardwright.optimizer.offloading import chunks, pieces
+from shardwright.optimizer.offloading import chunks, on_device, pieces
 from torch import nn
 
 WIDTH = 6
@@ -70,17 +70,24 @@ class CountedPieces:
 
     def __init__(self) -> None:
         self.number = 0
-        self._make = make = pieces.Pieces.make
+        self._undo: list[tuple[Any, str, Any]] = []
+        for owner, name in ((pieces.Pieces, "make"), (on_device.DeviceChunks, "_given")):
+            self._count(owner, name)
 
-        def counted(*args: Any) -> Any:
-            self.number += 1
-            return make(*args)
+    def _count(self, owner: Any, name: str) -> None:
+        called = getattr(owner, name)
 
-        pieces.Pieces.make = counted  # type: ignore[method-assign, assignment]
+        def counted(this: Any, part: chunks.Part, *args: Any) -> Any:
+            self.number += part.end is not None
+            return called(this, part, *args)
+
+        self._undo.append((owner, name, called))
+        setattr(owner, name, counted)
 
     def end(self) -> int:
         """Return their number."""
-        pieces.Pieces.make = self._make  # type: ignore[method-assign]
+        for owner, name, called in self._undo:
+            setattr(owner, name, called)
         return self.number
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from shardwright.optimizer.offloading import storage
 from shardwright.sharded_data_parallel.parameters import shard_of
 from torch import nn
 
 from tests.jobs.listed import run_listed
+from tests.offloading.late_streams import LateStreams
 from tests.optimizer_offloading.problems import OPTIMIZERS, CountedPieces, groups_of, same, small_chunks, wrap
 
 STEPS, ROWS, WIDTH = 3, 8, 6
@@ -95,7 +97,16 @@ def run(case: dict[str, Any]) -> None:
     """Compare a training with state on a disk with one without, bit for bit, and with one process."""
     small_chunks()
     torch.set_default_dtype(torch.float64 if case["dtype"] == "float64" else torch.float32)
-    plain, streamed = trained(case, False), trained(case, "disk")
+    plain = trained(case, False)
+    made = storage.CudaStreams
+    if case["streams"] == "late":
+        streams = LateStreams()
+        storage.CudaStreams = lambda: streams  # type: ignore[assignment, misc, return-value]
+    streamed = trained(case, case["where"])
+    storage.CudaStreams = made  # type: ignore[misc]
+    if case["streams"] == "late":
+        assert streams.log.count("in") > 10, "nothing passed through the device"
+        assert streams.under_way == 0
     same(plain["weights"], streamed["weights"], "weights")
     same(plain["state"], streamed["state"], "state")
     assert plain["pieces"] == 0

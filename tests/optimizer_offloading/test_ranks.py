@@ -18,8 +18,15 @@ SHARDED_STATE = {"ddp": True, "shard_optimizer_state": True}
 SHARDED = {"ddp": True, "sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 1000}
 
 
-def case(config: dict[str, Any], optimizer: str = "adamw", dtype: str = "float64") -> dict[str, Any]:
-    return {"name": f"{config} {optimizer} {dtype}", "config": config, "optimizer": optimizer, "dtype": dtype}
+def case(config: dict[str, Any], optimizer: str = "adamw", dtype: str = "float64", **more: Any) -> dict[str, Any]:
+    about = {"where": "disk", "streams": None, **more}
+    name = f"{config} {optimizer} {dtype} {more}"
+    return {"name": name, "config": config, "optimizer": optimizer, "dtype": dtype, **about}
+
+
+def through_a_device(*arguments: Any, where: Any = True) -> dict[str, Any]:
+    """A case whose state passes through a device, for which streams that run late stand."""
+    return case(*arguments, where=where, streams="late")
 
 
 def run(ranks: int, *cases: dict[str, Any]) -> None:
@@ -51,6 +58,18 @@ def test_master_weights(dtype: str) -> None:
 
 def test_a_pipeline_with_shards_in_bf16() -> None:
     run(4, case(PIPELINE | SHARDED_STATE | {"bf16": True}, dtype="bf16"), case(PIPELINE | SHARDED))
+
+
+def test_state_passes_through_devices() -> None:
+    run(
+        2,
+        through_a_device(PIPELINE),
+        through_a_device(SHARDED_STATE, "adagrad", where="disk"),
+        through_a_device(SHARDED, "sgd"),
+        through_a_device(PIPELINE | {"bf16": True}, "adamw", "bf16"),
+        through_a_device(SHARDED_STATE | {"fp16": True}, "adamw", "fp16", where="disk"),
+        through_a_device(SHARDED | {"bf16": True}, "adamw", "bf16"),
+    )
 
 
 def found_by(program: str, *arguments: str, ranks: int = 1) -> list[dict[str, Any]]:

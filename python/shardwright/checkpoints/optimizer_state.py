@@ -16,6 +16,7 @@ from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.optimizer.half_precision import HalfPrecision
+from shardwright.optimizer.offloading import StreamedState
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 #: The dtype and the shape of a saved tensor, by name.
@@ -194,16 +195,18 @@ class OptimizerState:
                 of, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
                 by_parameter.setdefault(of, []).append(key)
         reads: list[Piece] = []
-        masters: list[tuple[torch.Tensor, torch.Tensor]] = []
+        masters: list[torch.Tensor] = []
         states: list[tuple[torch.Tensor, dict[str, Any]]] = []
         for one in self.updated():
             if all_state:
                 state = self._state(one, kinds, by_parameter, saved["values"], decoder, reads)
                 states.append((one.key, state))
-            if isinstance(optimizer, HalfPrecision) and all(f"{MASTERS}{name}" in kinds for name in one.named.names):
-                master = torch.zeros(one.shape, dtype=torch.float32, device=one.master_of.device)
-                reads += one.pieces(master, MASTERS)
-                masters.append((one.master_of, master))
+            is_saved = all(f"{MASTERS}{name}" in kinds for name in one.named.names)
+            if not isinstance(optimizer, HalfPrecision) or not is_saved:
+                continue
+            if (values := optimizer._masters.to_load(one.master_of)) is not None:
+                reads += one.pieces(values, MASTERS)
+                masters.append(one.master_of)
         read(reads)
         if all_state:
             if with_options:
@@ -212,12 +215,23 @@ class OptimizerState:
             optimizer.state.clear()
             optimizer.state.update({key: state for key, state in states if state})
         if isinstance(optimizer, HalfPrecision):
-            for master_of, master in masters:
-                optimizer._masters.load(master_of, master)
+            for master_of in masters:
+                optimizer._masters.has_loaded(master_of)
             scaler = decoder.decode(saved["loss_scaler"])
             if scaler is not None:
                 optimizer.loss_scaler.load_state_dict(scaler)
             optimizer._taken_of, optimizer._clipped = None, False
+        if isinstance(optimizer, StreamedState):
+            optimizer.release_state()
+
+    def _new(self, like: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a tensor for state: of a device, or where the optimizer offloads it."""
+        optimizer = self.optimizer
+        if isinstance(optimizer, StreamedState):
+            kept = optimizer.new_state(torch.empty_like(like, dtype=dtype, device="meta"))
+            if kept is not None:
+                return kept
+        return torch.zeros_like(like, dtype=dtype, device=device, requires_grad=False)
 
     def _state(
         self,
@@ -240,10 +254,10 @@ class OptimizerState:
             on_host = key == "step" and not (one.group.get("capturable") or one.group.get("fused"))
             device = torch.device("cpu") if on_host else device
             if shape == kinds[MODEL + first][1]:
-                state[key] = torch.zeros_like(one.master_of, dtype=dtype, device=device, requires_grad=False)
+                state[key] = self._new(one.master_of, dtype, device)
                 reads += one.pieces(state[key], OPTIMIZER, f"/{key}")
             else:
-                state[key] = torch.zeros(shape, dtype=dtype, device=device)
+                state[key] = self._new(torch.empty(shape, dtype=dtype, device="meta"), dtype, device)
                 reads.append(Piece(names[0], shape, (0,) * len(shape), state[key]))
         return state
 

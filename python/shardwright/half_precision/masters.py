@@ -35,6 +35,10 @@ class Keeper(Protocol):
         """Move the values of a parameter there."""
         ...
 
+    def values_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the values of a parameter, wherever they are; writing to them changes them."""
+        ...
+
     def release(self, tensor: torch.Tensor) -> None:
         """Take a tensor that is there out of memory, if it was looked at."""
         ...
@@ -90,7 +94,8 @@ class Masters:
         del self._masters[id(parameter)]
         version = self._versions.pop(id(parameter))
         if to is not None and found.is_copy:
-            self.of(to).copy_(values(found.tensor))
+            before = values(self._values(found.tensor))
+            self._values(self.of(to)).copy_(before)
             self._versions[id(to)] = {parameter._version: to._version, _LOADED: _LOADED}.get(version, _OLDER)
 
     def copies(self, parameters: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -98,7 +103,7 @@ class Masters:
         for place, parameter in enumerate(parameters):
             found = self._masters.get(id(parameter))
             if found is not None and found.is_copy:
-                yield place, found.tensor.detach()
+                yield place, self._values(found.tensor)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the masters that have memory of their own."""
@@ -107,11 +112,22 @@ class Masters:
     @torch.no_grad()
     def load(self, parameter: torch.Tensor, values: torch.Tensor) -> None:
         """Set a master's values; where they do not round to the parameter's, :meth:`follow_model` takes these."""
+        if (own := self.to_load(parameter)) is not None:
+            own.copy_(values)
+            self.has_loaded(parameter)
+
+    def to_load(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return what takes a master's values, for :meth:`has_loaded`; None if it has no memory of its own."""
         master = self.of(parameter)
-        if parameter.dtype in HALF:
-            master.copy_(values)
-            self._release(master)
-            self._versions[id(parameter)] = _LOADED
+        return self._values(master) if parameter.dtype in HALF else None
+
+    def has_loaded(self, parameter: torch.Tensor) -> None:
+        """Record that a master's values were loaded."""
+        self._release(self.of(parameter))
+        self._versions[id(parameter)] = _LOADED
+
+    def _values(self, master: torch.Tensor) -> torch.Tensor:
+        return master.detach() if self.keeper is None else self.keeper.values_of(master)
 
     def _release(self, master: torch.Tensor) -> None:
         if self.keeper is not None:
@@ -128,8 +144,10 @@ class Masters:
             before = self._versions[key]
             if before == parameter._version or parameter.dtype not in HALF or (before == _LOADED and not also_loaded):
                 continue
-            is_same = master.to(parameter.dtype) == parameter
-            master.copy_(torch.where(is_same, master, parameter.to(master.dtype)))
+            kept = self._values(master)
+            values = kept.to(parameter.device)
+            is_same = values.to(parameter.dtype) == parameter
+            kept.copy_(torch.where(is_same, values, parameter.to(values.dtype)))
             self._release(master)
             self._versions[key] = parameter._version
 
@@ -138,7 +156,7 @@ class Masters:
         """Set all masters to the values of their parameters."""
         for key, (parameter, master) in self._masters.items():
             if parameter.dtype in HALF:
-                master.copy_(parameter)
+                self._values(master).copy_(parameter)
                 self._release(master)
             self._versions[key] = parameter._version
 

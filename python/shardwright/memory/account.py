@@ -48,7 +48,7 @@ class RankAccount:
         measured: Likewise. Gradients and activations are those of one step: the most, between tasks.
         in_flight: The most microbatches in flight on it, as simulated.
         offloaded: The most bytes of activations that were offloaded at once.
-        offloaded_optimizer_state: Bytes of optimizer state, and of master weights, on a disk.
+        offloaded_optimizer_state: Bytes of optimizer state, and of master weights, on a disk or in locked host memory.
         resident: Of the process in host memory; None where the system does not tell.
         peak: The most that it had in host memory.
         limit: The least limit on the process's memory; None without one.
@@ -177,7 +177,8 @@ class MemoryAccount:
         expected = expected_bytes(optimizers, slices) if optimizers else None
         masters = expected_master_bytes(optimizers, slices)
         if expected is not None and self._runtime.find(StateStorage) is not None:
-            expected, masters, shards = min((expected + masters) // shards, most_resident_bytes()), 0, 1
+            at_hand = most_resident_bytes(on_device=place.device.type == "cuda")
+            expected, masters, shards = min((expected + masters) // shards, at_hand), 0, 1
         return _core.MemoryCategories.expected(
             parameter_bytes=distinct_bytes(parameters),
             gradient_bytes=expected_gradient_bytes(parameters),
@@ -247,10 +248,11 @@ class MemoryAccount:
         return 0 if offloaded is None else offloaded.counts()["most_bytes"]
 
     def _offloadable(self, state: int) -> int:
-        """Return how much of the optimizers' state would leave memory with ``"offload_optimizer": "disk"``."""
+        """Return how much of the optimizers' state would leave the memory that the rank computes in."""
         optimizers = self._runtime[Models].optimizers
         may_be = all(known_reach(original_class(one)) in (Reach.ELEMENT, Reach.PARAMETER) for one in optimizers)
-        return max(state - most_resident_bytes(), 0) if may_be and self._runtime.place.device.type == "cpu" else 0
+        at_hand = most_resident_bytes(on_device=self._runtime.place.device.type == "cuda")
+        return max(state - at_hand, 0) if may_be and self._runtime.find(StateStorage) is None else 0
 
     def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         parameters: list[torch.Tensor] = []

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: The most bytes of state of a chunk. Two are in memory at once: that which is updated, and the next.
+#: The most bytes of state of a chunk. Two are in memory at once, that which is updated and the next; on a device also
+#: that which was updated before.
 CHUNK_BYTES = 64 << 20
 #: Parameters are cut at multiples of so many elements, so that vectorised loops treat each element as in the whole.
 CUT_ELEMENTS = 1 << 15
@@ -34,9 +35,23 @@ class Part(NamedTuple):
         return self.end is None or self.end == self.parameter.numel()
 
 
-def most_resident_bytes() -> int:
-    """Return how many bytes of state are in memory during a step at most, where parameters can be cut."""
-    return 2 * CHUNK_BYTES
+def most_resident_bytes(*, on_device: bool = False) -> int:
+    """Return how many bytes of state are at hand during a step at most, where parameters can be cut.
+
+    Args:
+        on_device: Whether they pass through a device.
+    """
+    return (3 if on_device else 2) * CHUNK_BYTES
+
+
+def elements(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    """Return a view of the elements that a part is of a contiguous tensor.
+
+    Args:
+        tensor: The tensor, of the shape of the part's parameter.
+        part: The part.
+    """
+    return tensor.detach().view(-1)[part.begin : part.end]
 
 
 def chunks_of(

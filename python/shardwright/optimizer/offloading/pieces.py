@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.optimizer.offloading.chunks import Part
+from shardwright.optimizer.offloading.chunks import Part, elements
 from shardwright.optimizer.offloading.storage import Pages, StateStorage
 
 
@@ -41,10 +41,10 @@ class Pieces:
         """
         gradient = self._parameter.grad
         assert gradient is not None, "parameters without one are not updated"
-        piece = nn.Parameter(_elements(self._parameter, part), self._parameter.requires_grad)
-        piece.grad = _elements(gradient, part)
+        piece = nn.Parameter(elements(self._parameter, part), self._parameter.requires_grad)
+        piece.grad = elements(gradient, part)
         scalars = {key: _copy(value) for key, value in self._scalars.items()}
-        return piece, scalars | {key: _elements(value, part) for key, value in self._before.items()}
+        return piece, scalars | {key: elements(value, part) for key, value in self._before.items()}
 
     def take(self, part: Part, piece: torch.Tensor, state: Mapping[str, Any]) -> None:
         """Take over the state that a step has left of a piece.
@@ -64,7 +64,7 @@ class Pieces:
             if key not in self.state:
                 like = torch.empty_like(self._parameter, dtype=value.dtype, device="meta")
                 self.state[key] = self._storage.empty_like(like)
-            into = _elements(self.state[key], part)
+            into = elements(self.state[key], part)
             if into.data_ptr() != value.data_ptr():
                 into.copy_(value)
 
@@ -78,11 +78,12 @@ class Pieces:
         return [self._storage.pages_of(value, part.begin, part.end) for value in whole]
 
 
-def may_be_cut(parameter: torch.Tensor, state: Mapping[str, Any]) -> bool:
+def may_be_cut(parameter: torch.Tensor, values: torch.Tensor, state: Mapping[str, Any]) -> bool:
     """Return whether views of a parameter, of its gradient and of its state can be updated in place of them.
 
     Args:
         parameter: The parameter.
+        values: Its values, which may be elsewhere.
         state: Its state.
     """
     gradient = parameter.grad
@@ -92,12 +93,8 @@ def may_be_cut(parameter: torch.Tensor, state: Mapping[str, Any]) -> bool:
         and gradient.layout is torch.strided
         and gradient.dtype is parameter.dtype
         and type(parameter) in (torch.Tensor, nn.Parameter)
-        and all(one.layout is torch.strided and one.is_contiguous() for one in (parameter, gradient, *whole))
+        and all(one.layout is torch.strided and one.is_contiguous() for one in (values, gradient, *whole))
     )
-
-
-def _elements(tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    return tensor.detach().view(-1)[part.begin : part.end]
 
 
 def _copy(value: Any) -> Any:

@@ -19,5 +19,5 @@ def refuse_differentiable(optimizer: Optimizer) -> None:
     if any(group.get("differentiable", False) for group in optimizer.param_groups):
         raise ConfigError(
             f"{type(optimizer).__name__} with differentiable=True: gradients through a step would need the state "
-            'before it, which "offload_optimizer": "disk" overwrites; use differentiable=False'
+            'before it, which "offload_optimizer" overwrites; use differentiable=False'
         )

@@ -1,17 +1,21 @@
-"""Optimizers whose state is in a file: a step brings it to memory in chunks, the next one while one is updated."""
+"""Optimizers whose state is offloaded: a step brings it back in chunks, the next one while one is updated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from shardwright.errors import ConfigError
 from shardwright.half_precision.masters import model_parameter
 from shardwright.job.runtime import find_runtime
-from shardwright.optimizer.offloading.chunks import Part, chunks_of
+from shardwright.optimizer.offloading.chunks import Part, chunks_of, elements
+from shardwright.optimizer.offloading.loaded import Held, held
+from shardwright.optimizer.offloading.on_device import DeviceChunks
 from shardwright.optimizer.offloading.pieces import Pieces, may_be_cut
 from shardwright.optimizer.offloading.refusals import refuse_differentiable
 from shardwright.optimizer.offloading.storage import Pages, StateStorage
@@ -22,7 +26,7 @@ _EXPECTED_TENSORS = 2
 
 
 class StreamedState(Optimizer):
-    """What ``smp.DistributedOptimizer`` adds to an optimizer with ``"offload_optimizer": "disk"``.
+    """What ``smp.DistributedOptimizer`` adds to an optimizer whose state is offloaded (``offload_optimizer``).
 
     It stands before the class of the wrapped optimizer, whose step it runs for some of the parameters at a time.
     """
@@ -30,10 +34,10 @@ class StreamedState(Optimizer):
     _storage: StateStorage | None = None
 
     def start_streaming(self, storage: StateStorage) -> None:
-        """Keep the state in a file from now on; not for scripts.
+        """Keep the state in a storage from now on; not for scripts.
 
         Args:
-            storage: The file.
+            storage: The storage.
         """
         self._storage = storage
         masters = getattr(self, "_masters", None)
@@ -51,28 +55,60 @@ class StreamedState(Optimizer):
             The result of the closure.
 
         Raises:
-            ConfigError: A group has ``differentiable=True``.
+            ConfigError: A group has ``differentiable=True``, or a CUDA graph is captured.
             OffloadError: The disk is full, or cannot be read.
         """
         refuse_differentiable(self)
+        _refuse_capture(type(self).__name__)
         # The hooks of the script see one step, with all groups.
         hooked: Callable[..., Any] = Optimizer.profile_hook_step(_in_chunks)
         return hooked(self) if closure is None else hooked(self, closure)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state dict, and move its tensors into the file."""
-        super().load_state_dict(state_dict)  # type: ignore[arg-type]
-        self._keep_state(self.state)
+        """Load a state dict, and move its tensors into the storage, past the device."""
+        storage = self._files()
+        if storage is None or not any(storage.is_of_device(one) for one in self._all_parameters()):
+            super().load_state_dict(state_dict)  # type: ignore[arg-type]
+            self._keep_state(self.state)
+            return
+        super().load_state_dict(held(state_dict, storage))  # PyTorch moves all tensors to the parameters' devices
+        for parameter, entry in self.state.items():
+            for key, value in entry.items() if isinstance(entry, dict) else ():
+                if isinstance(value, Held):
+                    entry[key] = value.kept_for(parameter, storage)
+
+    def new_state(self, like: torch.Tensor) -> torch.Tensor | None:
+        """Return a tensor for state in the storage, with any values; None where it is to be on the parameter's device.
+
+        Args:
+            like: A tensor, which may be on no device, of its shape and dtype.
+
+        Raises:
+            OffloadError: The disk is full.
+        """
+        storage = self._files()
+        return None if storage is None or not storage.takes_new(like) else storage.empty_like(like)
+
+    def release_state(self) -> None:
+        """Take state out of memory that was looked at, if it is in a file."""
+        storage, masters = self._files(), getattr(self, "_masters", None)
+        if storage is not None:
+            for tensor in [*self._state_tensors(), *([] if masters is None else masters.tensors())]:
+                storage.release(tensor)
+
+    def _all_parameters(self) -> Iterable[torch.Tensor]:
+        return (parameter for group in self.param_groups for parameter in group["params"])
+
+    def _state_tensors(self) -> list[torch.Tensor]:
+        entries = (entry for entry in self.state.values() if isinstance(entry, dict))
+        return [value for entry in entries for value in entry.values() if isinstance(value, torch.Tensor)]
 
     def streamed_bytes(self) -> int:
-        """Return the bytes of the state, and of master weights, that are in the file."""
+        """Return the bytes of the state, and of master weights, that are in the storage."""
         storage, masters = self._storage, getattr(self, "_masters", None)
         if storage is None:
             return 0
-        tensors = [
-            value for entry in self.state.values() for value in entry.values() if isinstance(value, torch.Tensor)
-        ]
-        return storage.bytes_of([*tensors, *([] if masters is None else masters.tensors())])
+        return storage.bytes_of([*self._state_tensors(), *([] if masters is None else masters.tensors())])
 
     def _keep_state(self, parameters: Iterable[torch.Tensor]) -> None:
         storage = self._files()
@@ -85,7 +121,7 @@ class StreamedState(Optimizer):
                 entry.update((key, storage.keep(value)) for key, value in tensors.items())
 
     def _files(self) -> StateStorage | None:
-        """Return the file; a copy of the optimizer has none of its own, and finds that of the rank."""
+        """Return the storage; a copy of the optimizer has none of its own, and finds that of the rank."""
         if self._storage is None and (runtime := find_runtime()) is not None:
             self._storage = runtime.find(StateStorage)
         return self._storage
@@ -106,6 +142,15 @@ def _in_chunks(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
     return loss
 
 
+def _refuse_capture(name: str) -> None:
+    """Raise if a graph is captured: it would hold the addresses of this step's memory, and none of the waits."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise ConfigError(
+            f'{name}.step() with "offload_optimizer" while a CUDA graph is captured: its state comes from host memory '
+            'in every step, which a graph cannot repeat; call it outside, or use "offload_optimizer": False'
+        )
+
+
 def _wrapped_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
     step: Any = original_class(optimizer).step
     unhooked: Callable[[Optimizer], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
@@ -124,8 +169,38 @@ class _Step:
         self._pieces: dict[int, Pieces] = {}
 
     def run(self) -> None:
-        """Update all parameters: load the next chunk while one is updated, and release it then."""
-        chunks = chunks_of(self._optimizer.param_groups, self._state_bytes, self._may_be_cut)
+        """Update all parameters, those of each device by themselves."""
+        groups = self._optimizer.param_groups
+        devices = dict.fromkeys(one.device for group in groups for one in group["params"] if one.grad is not None)
+        for device in devices:
+            own = [{**group, "params": [one for one in group["params"] if one.device == device]} for group in groups]
+            if self._storage.streams.serves(device):
+                self._run_on_device(device, own)
+            else:
+                self._run_here(own)
+
+    def _run_on_device(self, device: torch.device, groups: Sequence[dict[str, Any]]) -> None:
+        """Bring the next chunk while one is updated, and the one before goes back."""
+        device_chunks = DeviceChunks(self._optimizer, self._storage, self._update, device)
+        try:
+            chunks = map(device_chunks.load, chunks_of(groups, self._state_bytes, self._may_be_cut))
+            chunk = next(chunks, None)
+            while chunk is not None:
+                device_chunks.bring(chunk)
+                following = next(chunks, None)
+                if following is not None:
+                    device_chunks.bring(following, only_if_ready=True)
+                device_chunks.update(chunk)
+                chunk = following
+        except BaseException:
+            with contextlib.suppress(Exception):  # the error is told that came first
+                device_chunks.close()
+            raise
+        device_chunks.close()
+
+    def _run_here(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Load the next chunk while one is updated, and release it then."""
+        chunks = chunks_of(groups, self._state_bytes, self._may_be_cut)
         chunk = next(chunks, None)
         with ThreadPoolExecutor(1, "shardwright-optimizer-state") as ahead:
             loading: Future[None] | None = None
@@ -156,7 +231,7 @@ class _Step:
     def _may_be_cut(self, parameter: torch.Tensor) -> bool:
         return (
             self._is_elementwise
-            and may_be_cut(parameter, self._state_of(parameter))
+            and may_be_cut(parameter, self._storage.values_of(parameter), self._state_of(parameter))
             and model_parameter(parameter).is_contiguous()
         )
 
@@ -219,6 +294,6 @@ def _round(optimizer: Any, part: Part, updated: torch.Tensor) -> None:
     if model.dtype is updated.dtype:
         return
     rounded = model.detach()
-    (rounded if part.end is None else rounded.view(-1)[part.begin : part.end]).copy_(updated)
+    (rounded if part.end is None else elements(rounded, part)).copy_(updated)
     if part.is_last:
         optimizer._masters.has_rounded(part.parameter)

@@ -82,7 +82,7 @@ def divisions(runtime: Runtime, models: Iterable[Any]) -> list[Division]:
     offloads = runtime.find(StateStorage) is not None
     if offloads:
         means = "a step goes over the parameters in parts: norms or dot products over several would be those of a part"
-        found.append(Division('"offload_optimizer": "disk"', means, Reach.PARAMETER, '"offload_optimizer": False'))
+        found.append(Division('"offload_optimizer"', means, Reach.PARAMETER, '"offload_optimizer": False'))
     shardings = [one for each in models if each.is_sharded for one in each.sharded.by_name().values()]
     if any(one.is_divided for one in shardings):
         key = f"tensor_parallel_degree {len(place.tp_ranks)}"
