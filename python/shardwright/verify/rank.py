@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import shardwright as smp
+from shardwright.job.runtime import current_runtime
 
 
 def load(path: str, name: str) -> Callable[[], Any]:
@@ -52,9 +53,7 @@ def main(options_path: str) -> None:
         return _checked(build(), name)
 
     module, step, batch, extra = built()
-    device = torch.device("cuda", smp.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = current_runtime().place.device
     model = smp.DistributedModel(module.to(device, dtype), **extra)
     batch = tree_map(lambda leaf: _converted(leaf, device, dtype), batch)
     report = smp.verify(step, model, *batch, reference=lambda: built()[0].to(dtype), tolerance=options["tolerance"])
