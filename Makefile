@@ -13,6 +13,8 @@ RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml
 LOCK := requirements/development.txt
 # Rust tools that the commands below need.
 TOOLS := .cache/tools/bin
+CARGO := $(shell command -v cargo)
+GPU_PACK := target/gpu-pack
 BENCH_VENV := $(CURDIR)/.cache/bench-communication
 SITE_VENV := $(CURDIR)/.cache/site
 
@@ -29,7 +31,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test gpu-day gpu-rehearse wheel docs site stub lock clean first-minutes
+.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test gpu-pack gpu-day gpu-rehearse wheel docs site stub lock clean first-minutes
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -215,15 +217,23 @@ attack: setup ## unknown peers and hostile members against running jobs; ARGS="-
 stress: optimised ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.comm.stress $(ARGS)
 
-gpu-test: setup ## the tests and measurements that need a CUDA device
+# On a machine without cargo, these two use what gpu-pack has built.
+gpu-test: $(if $(CARGO),setup) ## the tests and measurements that need a CUDA device
+ifneq ($(CARGO),)
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"
 	@$(PYTHON) -m pytest --quiet -m gpu
 	@$(PYTHON) -m benches.overhead --device cuda $(ARGS)
+else
+	@sh $(GPU_PACK)/run --only gpu_tests $(ARGS)
+endif
 
-gpu-day: setup ## everything that only a CUDA device can show, in eight minutes; ARGS="--only STEP,..." for some steps
-	@$(PYTHON) -m tools.gpu_day $(ARGS)
+gpu-day: $(if $(CARGO),setup) ## all that only a CUDA device can show, in eight minutes; ARGS="--only STEP,..." for some
+	@$(if $(CARGO),$(PYTHON) -m tools.gpu_day,sh $(GPU_PACK)/run) $(ARGS)
 
-gpu-rehearse: setup ## the same steps with tiny sizes on the CPU and on a stand-in for CUDA's driver
+gpu-pack: setup ## what a GPU machine without cargo gets to run gpu-day; prints its size and the command to run there
+	@$(PYTHON) -m tools.gpu_day.pack --into $(GPU_PACK) $(ARGS)
+
+gpu-rehearse: setup ## the steps of gpu-day with tiny sizes on the CPU and on a stand-in for CUDA's driver
 	@TINY=1 OMP_NUM_THREADS=1 $(PYTHON) -m tools.gpu_day --device cpu --folder out/gpu_rehearsal $(ARGS)
 
 wheel: setup ## build the wheels, install them into an empty environment and train with them
