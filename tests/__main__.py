@@ -93,34 +93,43 @@ def python(marked: str) -> Callable[[], Part]:
     return run
 
 
-def parity(module: str, *arguments: str) -> Callable[[], Part]:
-    """A table of cases."""
+def counted(
+    module: str, *arguments: str, key: str = "parity_cases", what: str = "cases", **environment: str
+) -> Callable[[], Part]:
+    """A module whose last line counts, as JSON, ``what`` it went through and how many of them failed."""
 
     def run() -> Part:
         began = time.monotonic()
         command = [sys.executable, "-m", module, *arguments]
         # Its progress would be drawn over that of the Python tests.
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
         cases, failed = 0, 1
         if done.stdout:
             counts = json.loads(done.stdout.splitlines()[-1])
-            cases, failed = counts["cases"], counts["failed"]
+            cases, failed = counts[what], counts["failed"]
         if done.returncode:
             print(done.stderr, done.stdout, sep="\n", file=sys.stderr)
             failed = max(failed, 1)
-        return Part(module.removeprefix("tests."), "parity_cases", cases - failed, failed, time.monotonic() - began)
+        return Part(module.removeprefix("tests."), key, cases - failed, failed, time.monotonic() - began)
 
     return run
 
 
-PAIRWISE = (
-    parity("tests.parity", "--pairwise"),
-    parity("tests.parity_tp", "--pairwise"),
-    parity("tests.parity_memory", "--few"),
+GPU_REHEARSAL = counted(
+    "tools.gpu_day",
+    *("--device", "cpu", "--tiny", "--folder", "out/gpu_rehearsal"),
+    key="gpu_steps",
+    what="steps",
+    OMP_NUM_THREADS="1",
 )
-WHOLE = (parity("tests.parity"), parity("tests.parity_tp"), parity("tests.parity_memory"))
-QUICK = (python("not gpu and not slow"), rust, *PAIRWISE)
-ALL = (python("not gpu"), rust, *WHOLE)
+PAIRWISE = (
+    counted("tests.parity", "--pairwise"),
+    counted("tests.parity_tp", "--pairwise"),
+    counted("tests.parity_memory", "--few"),
+)
+WHOLE = (counted("tests.parity"), counted("tests.parity_tp"), counted("tests.parity_memory"))
+QUICK = (python("not gpu and not slow"), rust, *PAIRWISE, GPU_REHEARSAL)
+ALL = (python("not gpu"), rust, *WHOLE, GPU_REHEARSAL)
 #: Parts that run at once: ranks wait for one another half of the time.
 LANES = 2
 

@@ -42,6 +42,8 @@ def main() -> int:
         from tests.jobs.built import build_rehearsal
 
         given.rehearsal = build_rehearsal()
+    if given.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal is one also where there is a device
     processes.adopt_orphans()
     # Asking whether there is a device must not begin to use it, or no fork of this process could.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
