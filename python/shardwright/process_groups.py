@@ -22,9 +22,9 @@ from shardwright import _core, logs
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.errors import JobStartError
 from shardwright.execution.task import running_task
-from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import receive_from_others, send_on
 from shardwright.job.place import Place
+from shardwright.job.queued import QueuedCollectives
 from shardwright.job.runtime import Runtime
 from shardwright.sharded_data_parallel.groups import make_process_group, make_sharding_groups
 from shardwright.tensor_parallel.back_ends import BackEnd
@@ -46,6 +46,8 @@ def make_process_groups(runtime: Runtime, store: Store) -> None:
         # Else torch's back ends listen where other hosts can call, by the name of this one.
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")
+    # By default NCCL's watchdog ends the process when another rank goes, before this library can say which one and why.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     back_end = choose_back_end(runtime)
     if not dist.is_initialized():
         dist.init_process_group(
@@ -137,6 +139,7 @@ def take_device(launch: _core.LaunchInfo) -> None:
 
 def leave_process_groups(runtime: Runtime) -> None:
     """Give back the job's process groups, and torch's default group where the job has made it."""
+    runtime[QueuedCollectives].leave()
     group = runtime.find(TensorGroup)
     unfinished = [] if group is None else group.unfinished
     if unfinished or any(collectives.has_unfinished for collectives in runtime[ReplicaCollectives].all):
@@ -169,7 +172,7 @@ def _tensor_back_end(runtime: Runtime, group: dist.ProcessGroup, messages: ByMes
     one_host = len({runtime.node.host(rank) for rank in runtime.place.tp_ranks}) == 1
     if one_host and runtime.place.device.type == "cpu":
         return messages
-    return ByProcessGroup(group, functools.partial(wait_collective, runtime, ranks=runtime.place.tp_ranks))
+    return ByProcessGroup.of_rank(runtime, group)
 
 
 def _enter_collective(server: _core.Server, name: str) -> None:

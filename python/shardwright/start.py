@@ -32,6 +32,7 @@ from shardwright.half_precision import LossScaling
 from shardwright.job.exchange import Gathers
 from shardwright.job.explained import ErrorExplainer
 from shardwright.job.place import Place
+from shardwright.job.queued import QueuedCollectives
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
@@ -132,6 +133,7 @@ def _take_part(launch: _core.LaunchInfo, cfg: Any, topology: Any, node: Any) -> 
         trace_capacity=_TRACE_CAPACITY,
     )
     runtime = Runtime(Place(cfg, topology, launch), node, server)
+    runtime.place.make_device_current()
     add_parts(runtime)
     return runtime
 
@@ -144,6 +146,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(Gathers())
     runtime.add(Scheduling(place.cfg, place.pp_rank, place.pp_size))
     runtime.add(StepWeights(place.rank, place.cfg.microbatches))
+    runtime.add(QueuedCollectives(runtime))
     runtime.add(ReplicaCollectives())
     runtime.add(LossScaling())
     runtime.add(ParameterShards())

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 
@@ -14,7 +13,6 @@ import shardwright as smp
 import torch
 from job import compare, data, make
 from shardwright import process_groups
-from shardwright.job.exchange import wait_collective
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.group import current_tensor_group
 
@@ -32,9 +30,7 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)
     pipeline = int(sys.argv[1])
     if sys.argv[2] == "process_group":
-        process_groups._tensor_back_end = lambda runtime, group, messages: ByProcessGroup(
-            group, functools.partial(wait_collective, runtime, ranks=runtime.place.tp_ranks)
-        )
+        process_groups._tensor_back_end = lambda runtime, group, messages: ByProcessGroup.of_rank(runtime, group)
     smp.init(
         {
             "pipeline_parallel_degree": pipeline,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shardwright.interrupts import DeferSignals
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import receive_on, send_on
+from shardwright.job.queued import QueuedCollectives, orders_streams
 from shardwright.job.runtime import Runtime
 
 #: How long a failed step waits for other ranks to fail too; the rest is done before the next step.
@@ -106,8 +107,8 @@ class Collectives:
         return self._issue("scatter", whole, part)
 
     def maximum(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor with the maximum over the group."""
-        self.wait(self._issue("maximum", tensor))
+        """Replace a tensor with the maximum over the group, which the host may read at once."""
+        self.wait_on_host(self._issue("maximum", tensor))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Replace a tensor with that of a global rank."""
@@ -125,11 +126,35 @@ class Collectives:
         """Reduce a tensor with a registered hook, and return its future."""
         return self._issue(name, tensor)
 
+    def orders_streams(self, device: torch.device) -> bool:
+        """Whether streams of a device wait for the group's collectives on its tensors, and not the host."""
+        return orders_streams(self._runtime.process_groups[self._group], device)
+
     def wait(self, work: Any) -> None:
-        """Wait for a collective, watching for a failure elsewhere."""
-        place = next(n for n, other in enumerate(self.works) if other is work)
-        wait_collective(self._runtime, work, self.ranks, self.begun - len(self.works) + 1 + place)
+        """Have what this thread computes from now on follow a collective, watching for a failure elsewhere.
+
+        The host may read the result after :meth:`finish`.
+        """
+        place = self._place_of(work)
+        group, device = self._runtime.process_groups[self._group], self._runtime.place.device
+        self._runtime[QueuedCollectives].wait(work, group, device, self.ranks, self._number(place))
         self.works[place] = None
+
+    def wait_on_host(self, work: Any) -> None:
+        """Wait for a collective whose result the host reads, watching for a failure elsewhere."""
+        place = self._place_of(work)
+        wait_collective(self._runtime, work, self.ranks, self._number(place))
+        self.works[place] = None
+
+    def finish(self) -> None:
+        """Wait until everything that was to follow a collective can: all of them are over."""
+        self._runtime[QueuedCollectives].finish()
+
+    def _place_of(self, work: Any) -> int:
+        return next(n for n, other in enumerate(self.works) if other is work)
+
+    def _number(self, place: int) -> int:
+        return self.begun - len(self.works) + 1 + place
 
     def begin_step(self) -> None:
         """Finish the collectives of earlier failed steps.
@@ -198,7 +223,7 @@ class Collectives:
             work = dist.all_gather_into_tensor(tensor, self._part(tensor), group=group, async_op=True)
         elif kind == "scatter":
             (part,) = more or (torch.empty_like(self._part(tensor)),)
-            if tensor.device.type == "cpu":
+            if not orders_streams(group, tensor.device):
                 work = _SummedWhenReceived(tensor, part, group)
             else:
                 work = dist.reduce_scatter_tensor(part, tensor, group=group, async_op=True)

@@ -35,7 +35,7 @@ def reduce_sparse(parameters: Sequence[nn.Parameter], collectives: Collectives, 
     sizes = torch.zeros(len(collectives.ranks), len(parameters), dtype=torch.int64, device=parameters[0].device)
     own = [_coalesced(parameter.grad) for parameter in parameters]
     sizes[rank] = torch.tensor([_encoded_size(gradient) for gradient in own])
-    collectives.wait(collectives.sum(sizes))
+    collectives.wait_on_host(collectives.sum(sizes))
     for parameter, gradient, of_ranks in zip(parameters, own, sizes.t().tolist(), strict=True):
         if not any(of_ranks):
             continue
@@ -56,7 +56,7 @@ def reduce_sparse(parameters: Sequence[nn.Parameter], collectives: Collectives, 
             values[first : first + numbers[rank]] = gradient.values().flatten(1)
         works = [collectives.sum(indices), collectives.sum(values)]
         for work in works:
-            collectives.wait(work)
+            collectives.wait_on_host(work)
         values = values.div_(num_ranks).view(-1, *parameter.shape[1:])
         whole = torch.sparse_coo_tensor(indices[None], values, parameter.shape, check_invariants=True)
         parameter.grad = whole.coalesce()

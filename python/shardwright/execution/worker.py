@@ -77,6 +77,7 @@ class WorkerPool:
     def _loop(self, worker: int) -> None:
         """Run tasks until the server closes; an error in a task fails the step on every rank."""
         server = self._runtime.server
+        self._runtime.place.make_device_current()
         while True:
             try:
                 task = server.next_task(worker)

@@ -91,7 +91,7 @@ def _received(runtime: Runtime, rank: int, channel: str, seconds: float) -> Any:
 
 
 def wait_collective(runtime: Runtime, work: Any, ranks: list[int], number: int | None = None) -> None:
-    """Wait for a collective of ``torch.distributed``, while checking for failures of the ranks that take part.
+    """Have the host wait for a collective of ``torch.distributed``, checking for failures of the ranks that take part.
 
     ``number`` is its number among the group's collectives, where they are counted.
     """
@@ -101,11 +101,11 @@ def wait_collective(runtime: Runtime, work: Any, ranks: list[int], number: int |
     try:
         work.wait()
     except RuntimeError:
-        _raise_loss(runtime, ranks)
+        raise_loss(runtime, ranks)
         raise
 
 
-def _raise_loss(runtime: Runtime, ranks: list[int]) -> None:
+def raise_loss(runtime: Runtime, ranks: list[int]) -> None:
     """Raise an error that names the lost rank, which a failed collective does not."""
     deadline = time.monotonic() + runtime.place.cfg.liveness_timeout_seconds
     while time.monotonic() < deadline:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shardwright import _core
+from shardwright.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,35 @@ class Place:
         first = place // degree * degree
         return replicas[first : first + degree], replicas[place % degree :: degree]
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
-        """The device of this rank."""
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        """The device of this rank: that of the script's thread in ``smp.init``, or the CPU where there is no GPU.
+
+        Threads each have a current device, which for a new one is the first.
+        """
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def make_device_current(self) -> None:
+        """Have the calling thread compute on this rank's device where it names none."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    def check_device(self) -> None:
+        """Raise if the script has made another device current since ``smp.init``.
+
+        Raises:
+            ConfigError: It has.
+        """
+        if self.device.type != "cuda" or (current := torch.cuda.current_device()) == self.device.index:
+            return
+        raise ConfigError(
+            f"smp.DistributedModel: the current device of rank {self.rank} is cuda:{current}, but smp.init has "
+            f"given it {self.device}: call torch.cuda.set_device({current}) before "
+            "smp.init (the environment of each launcher has the local rank), or let each rank see its own device only "
+            "(CUDA_VISIBLE_DEVICES)"
+        )
 
     def other_roots(self) -> list[int]:
         """The roots of the other replicas, as global ranks."""

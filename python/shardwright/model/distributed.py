@@ -369,6 +369,7 @@ def _check(module: nn.Module, trace_device: str, trace_execution_times: bool, ba
 
 def _divided(module: nn.Module, runtime: Runtime) -> Result:
     """Replace the modules that are marked for tensor parallelism by distributed modules."""
+    runtime.place.check_device()
     check_same_model(module, runtime)
     if runtime.place.device.type == "cuda":
         runtime.node.use_device(runtime.place.device.index)

@@ -7,6 +7,7 @@ rank undoes the step on every rank. Once a rank has all votes, every other rank 
 from __future__ import annotations
 
 from shardwright.job.objects import exchange_in_step
+from shardwright.job.queued import QueuedCollectives
 from shardwright.job.runtime import Runtime
 from shardwright.model.updates import Updates, UpdateStatus
 
@@ -15,6 +16,7 @@ _CHANNEL = "vote"
 
 def vote(runtime: Runtime) -> None:
     """Send this rank's vote for the step to all ranks of the job, and wait for theirs."""
+    runtime[QueuedCollectives].finish()  # what a device may still fail in
     others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
     own = runtime[Updates].status()
     runtime.step.voted = True

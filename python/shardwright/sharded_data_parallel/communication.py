@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
-
 import torch
 
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
+from shardwright.job.queued import QueuedCollectives
 from shardwright.job.runtime import Runtime
-
-#: How many collectives a GPU may have before it, so that the host notices a failure.
-_MAX_AHEAD = 4
 
 
 class ShardCollectives:
@@ -20,7 +15,6 @@ class ShardCollectives:
     def __init__(self, runtime: Runtime) -> None:
         """Use the collectives of a rank."""
         self._runtime = runtime
-        self._ahead: deque[tuple[Collectives, Any]] = deque()
 
     @property
     def _over_shards(self) -> Collectives:
@@ -41,14 +35,14 @@ class ShardCollectives:
     @property
     def waits_at_once(self) -> bool:
         """Whether a collective is over when its call returns, so that none overlaps computation."""
-        return bool(self._runtime.place.device.type == "cpu")
+        return not self._over_shards.orders_streams(self._runtime.place.device)
 
     def gather(self, whole: torch.Tensor) -> None:
         """Gather a 1-D tensor of which each rank has its part, in the order of ranks."""
         levels = self._runtime[ReplicaCollectives].gathers
         if not levels:
             self._begin(self._over_shards)
-            self._wait(self._over_shards, self._over_shards.gather(whole))
+            self._over_shards.wait(self._over_shards.gather(whole))
             return
         between, within = levels
         hosts, ranks = len(between.ranks), len(within.ranks)
@@ -56,40 +50,22 @@ class ShardCollectives:
         of_hosts = torch.empty_like(parts[:, 0])
         of_hosts[between.own_place] = parts[between.own_place, within.own_place]
         self._begin(between)
-        self._wait(between, between.gather(of_hosts.view(-1)))
+        between.wait(between.gather(of_hosts.view(-1)))
         of_ranks = whole.new_empty(ranks, hosts, parts.shape[-1])
         of_ranks[within.own_place] = of_hosts
         self._begin(within)
-        self._wait(within, within.gather(of_ranks.view(-1)))
+        within.wait(within.gather(of_ranks.view(-1)))
         parts.copy_(of_ranks.transpose(0, 1))
 
     def scatter(self, whole: torch.Tensor, part: torch.Tensor) -> None:
         """Sum a 1-D tensor, and give each rank its part of the sum."""
         self._begin(self._over_shards)
-        self._wait(self._over_shards, self._over_shards.scatter(whole, part))
+        self._over_shards.wait(self._over_shards.scatter(whole, part))
 
     def finish(self) -> None:
         """Wait for all collectives, watching for a failure elsewhere."""
-        while self._ahead:
-            self._wait_oldest()
-
-    def abandon(self) -> None:
-        """Forget the collectives of a failed step."""
-        self._ahead.clear()
+        self._runtime[QueuedCollectives].finish()
 
     def _begin(self, collectives: Collectives) -> None:
         if not self._runtime.step.running:
             collectives.begin_between_steps()
-
-    def _wait(self, collectives: Collectives, work: Any) -> None:
-        if self.waits_at_once:
-            collectives.wait(work)
-            return
-        work.wait()  # the stream waits, and not the host
-        self._ahead.append((collectives, work))
-        while len(self._ahead) > _MAX_AHEAD:
-            self._wait_oldest()
-
-    def _wait_oldest(self) -> None:
-        collectives, work = self._ahead.popleft()
-        collectives.wait(work)

@@ -152,7 +152,6 @@ class ModelSharding:
 
     def reset(self) -> None:
         """Make all parameters sharded ones again, and forget what a step has left. Between steps nothing is lost."""
-        self._collectives.abandon()
         for group in self._groups:
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None

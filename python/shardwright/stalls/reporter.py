@@ -12,6 +12,7 @@ from shardwright.errors import PeerLostError, ShardwrightError, StallError
 from shardwright.execution.worker import WorkerPool
 from shardwright.job.exchange import Gathers
 from shardwright.job.objects import send_on
+from shardwright.job.queued import QueuedCollectives
 from shardwright.job.runtime import Runtime
 from shardwright.stalls.lone_calls import LoneCalls
 from shardwright.stalls.picture import describe, picture, script_place, split_ranks
@@ -82,6 +83,7 @@ class StallReporter:
         while not self._stopped.wait(_POLL_SECONDS):
             try:
                 self._runtime[WorkerPool].check()
+                self._runtime[QueuedCollectives].end_lost()
                 self._poll()
             except ShardwrightError:
                 return  # this rank has left the job

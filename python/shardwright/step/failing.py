@@ -13,6 +13,7 @@ from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.state_order import rollback
 from shardwright.execution.worker import WorkerPool
 from shardwright.job.explained import explain
+from shardwright.job.queued import QueuedCollectives
 from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
@@ -39,6 +40,7 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
         )
     attempt = functools.partial(_attempt, runtime)
     attempt(functools.partial(_report, runtime, error))
+    attempt(runtime[QueuedCollectives].abandon)
     if runtime.place.launch.world_size > 1 and not attempt(functools.partial(runtime.server.unwind, _UNWIND_SECONDS)):
         # The script's thread may have raised the error, for example at a signal, while a task runs.
         updates.refuse(

@@ -73,7 +73,7 @@ class Comparison:
         generator = torch.Generator()
         generator.set_state(state)
         if devices:  # the device of that root differs from this rank's
-            devices = {torch.cuda.current_device(): next(iter(devices.values()))}
+            devices = {self.runtime.place.device.index: next(iter(devices.values()))}
         ranks = self.runtime.place.topology.group("PP_GROUP", root)
         return Replica(index, root, ranks, arguments, int(seed), (generator, devices))
 

@@ -41,6 +41,7 @@ def gather_parameters(collectives: Collectives, updated: Iterable[tuple[nn.Param
             number_of_bytes -= _finish(collectives, *under_way.popleft())
     while under_way:
         _finish(collectives, *under_way.popleft())
+    collectives.finish()
     collectives.works.clear()  # all are through: their memory may go
 
 

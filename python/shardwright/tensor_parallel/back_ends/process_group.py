@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from shardwright.job.queued import QueuedCollectives, end_collectives
+from shardwright.job.runtime import Runtime
 from shardwright.tensor_parallel.packing import Pending
 
 
 class ByProcessGroup:
     """See :class:`shardwright.tensor_parallel.back_ends.BackEnd`: Gloo's for tensors on the CPU, NCCL's on GPUs."""
 
-    def __init__(self, group: dist.ProcessGroup, wait: Callable[[Any], None] | None = None) -> None:
-        """For a group; ``wait`` waits for a collective's work, by default its own method."""
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        wait: Callable[[Any, dist.ProcessGroup, torch.device], None] | None = None,
+        renewed: Callable[[dist.ProcessGroup], None] | None = None,
+    ) -> None:
+        """For a group.
+
+        Args:
+            group: The first group.
+            wait: Has what follows wait for a collective's work, given its group and the device of its tensors; by
+                default its own method.
+            renewed: Called with the group that has taken the place of another one.
+        """
         self._group = group
         self._wait = wait
+        self._renewed = renewed
+        self._device = torch.device("cpu")
         self._works: list[Any] = []
         self._abandoned = False
         self.unfinished: list[Any] = []
+
+    @classmethod
+    def of_rank(cls, runtime: Runtime, group: dist.ProcessGroup) -> ByProcessGroup:
+        """For a rank's TP_GROUP, whose collectives are watched."""
+        wait = functools.partial(runtime[QueuedCollectives].wait, ranks=runtime.place.tp_ranks, renewed=True)
+        return cls(group, wait, functools.partial(runtime.process_groups.__setitem__, "TP_GROUP"))
 
     def all_gather(
         self, own: torch.Tensor, lengths: Sequence[int], into: torch.Tensor | None = None
@@ -54,23 +77,28 @@ class ByProcessGroup:
             ranks = dist.get_process_group_ranks(self._group)
             self._group = dist.new_group(ranks, use_local_synchronization=True)
             self._abandoned = False
+            if self._renewed is not None:
+                self._renewed(self._group)
 
     def abandon_step(self) -> None:
         """See the protocol."""
         if not self._abandoned:
             self._abandoned = True
             self.unfinished += [self._group, *self._works]
+            end_collectives(self._group, self._device)  # for which streams wait
 
     def _all_to_all(self, buffer: torch.Tensor, own: torch.Tensor, lengths: Sequence[int], sent: Sequence[int]) -> Any:
         return dist.all_to_all_single(buffer, own, list(lengths), list(sent), group=self._group, async_op=True)
 
     def _pending(self, work: Any, sent: torch.Tensor, result: Callable[[], Any]) -> Pending[Any]:
+        group, self._device = self._group, sent.device
+
         def finish(_sent: torch.Tensor = sent) -> Any:
             self._works = [work]  # of several none but the last is unfinished
             if self._wait is None:
                 work.wait()
             else:
-                self._wait(work)
+                self._wait(work, group, _sent.device)
             return result()
 
         return finish
