@@ -27,8 +27,8 @@ class Loss:
         sample: Makes a sample.
         trainer: Makes a class of trainers from that which trains.
         given: What the trainer is given besides.
-        adds_up: Whether the loss of a batch is a sum over its labels or a mean over them, also with something added
-            that does not depend on its rows. Others are exact in one microbatch on one replica only.
+        adds_up: Whether the loss of a batch is a sum over its labels, or a mean over them or over its rows, also with
+            something added that does not depend on its rows. Others are exact in one microbatch on one replica only.
         rounding: The largest relative difference of weights; more where transformers computes the loss in float32.
     """
 
@@ -159,6 +159,10 @@ def _tokens(outputs: Any, labels: torch.Tensor, reduction: str) -> torch.Tensor:
     return functional.cross_entropy(logits.transpose(1, 2), wanted, reduction=reduction)
 
 
+#: What models are given; the rest is for losses.
+_TAKEN = {"inputs", "input_ids", "attention_mask"}
+
+
 def overriding(loss: Callable[[Any, Any, Any], torch.Tensor]) -> Callable[[type], type]:
     """A class of trainers with this loss of outputs, inputs and the number by which it divides sums.
 
@@ -171,7 +175,7 @@ def overriding(loss: Callable[[Any, Any, Any], torch.Tensor]) -> Callable[[type]
             def compute_loss(
                 self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
             ) -> Any:
-                outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+                outputs = model(**{name: value for name, value in inputs.items() if name in _TAKEN})
                 number = None if num_items_in_batch is None else num_items_in_batch / self.accelerator.num_processes
                 value = loss(outputs, inputs, number)
                 return (value, outputs) if return_outputs else value
@@ -223,6 +227,29 @@ def _chosen_first(samples: Sequence[Sample]) -> dict[str, Any]:
     return {"inputs": torch.cat([inputs, 0.5 * inputs.flip(1)])}
 
 
+def _in_blocks(made: Callable[[type], type]) -> Callable[[type], type]:
+    """The class of trainers, told that rows belong together."""
+    return lambda base: type("InBlocks", (made(base),), {"row_blocks": 2})
+
+
+def _with_names(samples: Sequence[Sample]) -> dict[str, Any]:
+    """A batch with a list of strings, one of lists, and what is no list of rows."""
+    names = [str(int(one["labels"])) for one in samples]
+    return {
+        "inputs": torch.stack([one["inputs"] for one in samples]),
+        "names": names,
+        "about": [{"name": one} for one in names],
+        "weights": [1.0, 2.0, 3.0],
+    }
+
+
+def _named(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
+    labels = torch.tensor([int(one) for one in inputs["names"]])
+    assert [one["name"] for one in inputs["about"]] == inputs["names"]
+    assert len(inputs["weights"]) == 3
+    return functional.cross_entropy(outputs["logits"], labels)
+
+
 def _function(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     total = _tokens(outputs, labels, "sum")
     return total / (labels[:, 1:].ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
@@ -237,7 +264,8 @@ LOSSES = {
     "smoothed": Loss(_gpt2, _text, rounding=FLOAT32, given={"label_smoothing_factor": 0.1}),
     "mean": Loss(_llama, _text, overriding(_mean)),
     "divided sum": Loss(_llama, _text, overriding(_divided_sum)),
-    "rows": Loss(_llama, _text, overriding(_of_rows), adds_up=False),
+    "rows": Loss(_llama, _text, overriding(_of_rows)),
+    "mean of other labels": Loss(_gpt2, _text, overriding(_mean)),
     "distilled": Loss(_llama, _text, overriding(_distilled)),
     "function": Loss(_llama, _text, given={"compute_loss_func": _function}),
     "mean function": Loss(_llama, _text, given={"compute_loss_func": _mean_function}),
@@ -250,4 +278,8 @@ LOSSES = {
     "pairs": Loss(
         Classifier, _all_labelled, overriding(_preferred), given={"data_collator": _chosen_first}, adds_up=False
     ),
+    "pairs together": Loss(
+        Classifier, _all_labelled, _in_blocks(overriding(_preferred)), given={"data_collator": _chosen_first}
+    ),
+    "lists": Loss(Classifier, _all_labelled, overriding(_named), given={"data_collator": _with_names}),
 }

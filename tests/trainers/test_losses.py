@@ -44,3 +44,6 @@ def test_losses_are_those_of_the_batch(job: str, plain: Path) -> None:
         if not (one["loss"] <= LOGGED and one["weights"] <= LOSSES[name].rounding) and LOSSES[name].adds_up
     }
     assert not wrong, json.dumps(wrong, indent=1)
+    needlessly = {name: one["warned"] for name, one in reports[0].items() if LOSSES[name].adds_up and one["warned"]}
+    assert not needlessly
+    assert not any(one["warned"] for report in reports[1:] for one in report.values()), "ranks other than 0 warned"

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from transformers.trainer_pt_utils import find_batch_size
 
 from shardwright.accelerate.gathering import gathered_objects
+from shardwright.huggingface.rows import by_rows
 from shardwright.huggingface.shares import times
 from shardwright.model import DistributedModel
 from shardwright.state import state
@@ -62,7 +63,9 @@ class ModelInSteps:
         microbatches = min(int(state.cfg.microbatches), samples_in(inputs))
         if microbatches not in self._steps:
             self._steps[microbatches] = step(microbatches=microbatches)(self._forward)
-        outputs, counts = self._steps[microbatches](self._model, inputs, self._count(inputs))
+        outputs, counts = self._steps[microbatches](
+            self._model, by_rows(inputs, samples_in(inputs)), self._count(inputs)
+        )
         counts = counts if isinstance(counts, list) else [counts] * microbatches
         return tree_map(lambda one: _merged(one, counts), outputs)
 

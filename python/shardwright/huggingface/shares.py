@@ -36,11 +36,11 @@ class Shares(list[Share]):
         return self[mb]
 
 
-def counts_of(labels: torch.Tensor | None, rows: int, parts: int) -> list[int]:
+def counts_of(labels: torch.Tensor | None, rows: int, parts: int, blocks: int = 1) -> list[int]:
     """Return how many labels each part of a batch has, parts of equal size; without labels, how many rows."""
     if labels is None:
         return [rows // parts] * parts
-    counts: list[int] = labels.ne(-100).reshape(parts, -1).sum(dim=1).tolist()
+    counts: list[int] = labels.ne(-100).reshape(blocks, parts, -1).sum(dim=(0, 2)).tolist()
     return counts
 
 

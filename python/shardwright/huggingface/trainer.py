@@ -19,7 +19,9 @@ from shardwright.errors import ConfigError
 from shardwright.huggingface import saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
 from shardwright.huggingface.evaluation import ModelInSteps, mean_over_replicas, samples_in, without_fillers
-from shardwright.huggingface.shares import Share, Shares, counts_of, shares_of, times
+from shardwright.huggingface.rows import by_rows
+from shardwright.huggingface.shares import Share, times
+from shardwright.huggingface.weighing import Weighing
 from shardwright.job.ranks import local_rank, rank
 from shardwright.model import DistributedModel
 from shardwright.optimizer import DistributedOptimizer
@@ -46,6 +48,9 @@ class Trainer(transformers.Trainer):
     model: Any
     optimizer: Any
     model_wrapped: Any
+    #: Of how many blocks of rows, one after another, a batch is, whose rows at the same place belong together and go to
+    #: one microbatch: 2 for chosen rows followed by rejected ones, as of the collators of TRL, which are known.
+    row_blocks: int | None = None
 
     def __init__(self, model: Any = None, args: Any = None, *others: Any, **keywords: Any) -> None:
         """Create it, with the arguments of ``transformers.Trainer``."""
@@ -62,6 +67,7 @@ class Trainer(transformers.Trainer):
         args = as_of_rank(TrainingArguments("tmp_trainer") if args is None else args)
         self._train_steps: dict[int, StepFunction[..., Any]] = {}
         self._in_steps: dict[int, ModelInSteps] = {}
+        self._weighing = Weighing(self)
         super().__init__(model, args, *others, **keywords)
         if self.optimizer is not None and state.cfg.tensor_parallel_degree > 1:
             raise ConfigError(
@@ -127,12 +133,14 @@ class Trainer(transformers.Trainer):
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = dict(self._prepare_inputs(inputs))
-        microbatches = _microbatches(samples_in(inputs))
+        rows, blocks = samples_in(inputs), self._weighing.blocks
+        microbatches = _microbatches(rows // blocks)
         if microbatches not in self._train_steps:
             self._train_steps[microbatches] = step(microbatches=microbatches)(self._forward_and_backward)
-        shares = self._shares(inputs, microbatches, num_items_in_batch)
-        losses = self._train_steps[microbatches](model, inputs, shares)
+        shares = self._weighing.shares(inputs, microbatches, num_items_in_batch)
+        losses = self._train_steps[microbatches](model, by_rows(inputs, rows, blocks), shares)
         loss: torch.Tensor = losses.reduce_sum().to(self.args.device)
+        self._weighing.ask(inputs, microbatches, num_items_in_batch)
         return loss
 
     def _forward_and_backward(self, model: DistributedModel, inputs: dict[str, Any], share: Share) -> torch.Tensor:
@@ -145,20 +153,6 @@ class Trainer(transformers.Trainer):
         # A microbatch without labels has no mean: NaN, of which nothing goes on.
         model.backward(loss if scaler is None else scaler.scale(loss), weight=float(share.weight > 0))
         return loss if share.weight else torch.zeros_like(loss)
-
-    def _shares(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> Shares:
-        """Return which part of the global batch each microbatch is. All ranks call this."""
-        counts = counts_of(self._labels(inputs), samples_in(inputs), microbatches)
-        together = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
-        is_summed = number is not None or self.compute_loss_func is not None
-        return shares_of(
-            counts,
-            number,
-            dtype=self._number_dtype,
-            every_replica=gathered_objects(sum(counts)) if together else [sum(counts)],
-            # Those that are told the number of all accumulated batches add up, as in transformers.
-            accumulated=1 if is_summed else self.current_gradient_accumulation_steps,
-        )
 
     @functools.cached_property
     def _number_dtype(self) -> torch.dtype:

@@ -1,0 +1,149 @@
+"""Whether the losses of two microbatches make the loss of both: asked once, of the first batch that can tell."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardwright.accelerate.gathering import gathered_objects
+from shardwright.checkpoints import random_state
+from shardwright.job.runtime import current_runtime
+from shardwright.model import DistributedModel
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found.
+
+    Attributes:
+        weights: What the losses of microbatches are to be weighed by; None if nothing makes them that of both.
+        together: The loss of both.
+        made: What their losses make.
+        bound: The largest difference that is rounding.
+    """
+
+    weights: str | None
+    together: float
+    made: float
+    bound: float
+
+    def warning(self) -> str:
+        """What to say of it."""
+        away = abs(self.made - self.together) / max(abs(self.together), 1e-300)
+        return (
+            f"Trainer: the loss of two microbatches together is {self.together:.6g}, and their losses make "
+            f"{self.made:.6g}, {away:.2g} of it apart, where rounding is up to {self.bound:.1g}: the loss of a row "
+            "depends on the other rows of its microbatch, as with pairs of rows, negatives from the batch, weights of "
+            "classes or the balance of a router, so that the training differs from that in one process. What helps: "
+            "row_blocks = 2 on the class of the trainer if a batch has chosen rows first and rejected ones after them; "
+            "a sum divided by num_items_in_batch; or microbatches=1 in smp.init"
+        )
+
+
+def ask(
+    losses: Callable[[str, int], list[float]],
+    weights: Mapping[str, Sequence[int]],
+    model: DistributedModel,
+    dtypes: set[torch.dtype],
+) -> Answer | None:
+    """Ask whether the losses of two microbatches make that of both. All ranks call this.
+
+    Args:
+        losses: Computes the losses of the rows of both, in so many microbatches, which are told their share by these
+            weights.
+        weights: What each microbatch may count for, by name; the first that fits is taken.
+        model: The model.
+        dtypes: What it computes in.
+
+    Returns:
+        The answer, the same on all ranks; None if a loss could not be computed, or is not a finite number.
+    """
+    bound, first = _rounding(model, dtypes), None
+    for name, counts in weights.items():
+        found = _found(losses, name, model)
+        every = gathered_objects((found, list(counts)))
+        if any(one is None for one, _ in every):
+            return None
+        made = [sum(loss * count for loss, count in zip(one[1:], own, strict=True)) / sum(own) for one, own in every]
+        away = [abs(one - whole) / max(1.0, abs(whole)) for one, ((whole, *_), _) in zip(made, every, strict=True)]
+        worst = max(range(len(away)), key=lambda index: away[index])
+        answer = Answer(name if away[worst] <= bound else None, every[worst][0][0], made[worst], bound)
+        if answer.weights is not None:
+            return answer
+        first = first or answer
+    return first
+
+
+def _found(losses: Callable[[str, int], list[float]], name: str, model: DistributedModel) -> list[float] | None:
+    """Return the loss of both, and that of each; None if there is none."""
+    with _untouched(model), torch.no_grad():
+        try:
+            each = losses(name, 2)  # first, since a model is divided by what it sees in a microbatch
+            found = [*losses(name, 1), *each]
+        except Exception:  # a loss that is not made for evaluation; other replicas have to hear of it
+            return None
+    return found if all(map(math.isfinite, found)) else None
+
+
+def _rounding(model: DistributedModel, dtypes: set[torch.dtype]) -> float:
+    """Return how far rounding moves a loss, relatively, when a batch is computed in parts.
+
+    Errors of so many roundings in a row, one for each module, are within four times the square root of their number,
+    in units of rounding, with high probability (Higham and Mary, A New Approach to Probabilistic Rounding Error
+    Analysis, 2019).
+    """
+    # Libraries compute losses in float32 even if the model is of float64.
+    unit = max(torch.finfo(dtype).eps for dtype in {*dtypes, torch.float32}) / 2
+    return 4 * math.sqrt(sum(1 for _ in model.module.modules())) * unit
+
+
+@contextmanager
+def _untouched(model: DistributedModel) -> Iterator[None]:
+    """Run a block in evaluation mode, and put back modes, buffers and random number streams."""
+    streams, step = random_state.streams(), current_runtime().step
+    of_training = step.of_training
+    modes = [(one, one.training) for one in model.modules()]
+    buffers = [(one, one.clone()) for one in model.local_buffers() if not one.is_meta]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        random_state.restore(streams)
+        step.apart = step.number - of_training  # on which random numbers of steps depend
+
+
+@contextmanager
+def uncounted(trainer: Any) -> Iterator[None]:
+    """Run a block, and put back what a trainer counts in plain attributes."""
+    before = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _is_plain(value)}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            own = vars(trainer).get(name)
+            if isinstance(own, list):
+                own[:] = value
+            elif isinstance(own, (dict, set)):
+                own.clear()
+                own.update(value)
+            else:
+                setattr(trainer, name, value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, set)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str))
