@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright import _core, guards, interrupts, logs, rendezvous
+from shardwright import _core, guards, interrupts, logs, rendezvous, unused
 from shardwright.checkpoints.pretrained import Folders
 from shardwright.communication import comm_options
 from shardwright.config import check_world, load_config, log_lowered
@@ -190,6 +190,7 @@ def _install(runtime: Runtime) -> None:
             scaled=runtime.place.cfg.fp16,
         )
     )
+    installed.enter_context(unused.noticed(runtime))
     if runtime.place.launch.world_size > 1:
         process.keep_device_guard()  # in a notebook of one rank it would keep forks from computing gradients
         if _saves_memory(runtime.place):

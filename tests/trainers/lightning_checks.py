@@ -207,6 +207,37 @@ def ranks_agree_on_values_and_decisions() -> None:
 
 
 @check
+def a_rank_that_stops_stops_all_after_the_same_batch() -> None:
+    class Stops(callbacks.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            trainer.should_stop = batch_idx == 1 and smp.rank() == smp.size() - 1
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            assert trainer.should_stop, "another rank has stopped"
+
+    trainer = trainer_of(callbacks=[Stops()], max_epochs=3)
+    trainer.fit(made(), loader(24, 6), DataLoader(samples(4 * smp.dp_size()), batch_size=4))
+    assert trainer.global_step == 2
+
+
+@check
+def the_last_checkpoint_that_is_complete_is_gone_on_from() -> None:
+    folder, kept = FOLDER / "last", {"max_epochs": 3, "enable_checkpointing": True}
+    saving = callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_last=True)
+    trainer_of(callbacks=[saving], **kept).fit(made(), loader(12, 6))
+    smp.barrier()
+    if smp.rank() == 0:  # as a rank that is killed in a save leaves it
+        (folder / "last.ckpt" / "lightning_partial" / "manifest.json").unlink()
+        (folder / "epoch=2.ckpt" / "lightning_partial" / "manifest.json").unlink()
+    smp.barrier()
+    saving = callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_last=True)
+    module = made()
+    trainer = trainer_of(callbacks=[saving], **kept)
+    trainer.fit(module, loader(12, 6), ckpt_path="last")
+    assert (trainer.global_step, len(module.seen)) == (6, 2)
+
+
+@check
 def the_best_checkpoint_is_found_and_loaded_and_any_resumed_exactly() -> None:
     folder = FOLDER / "kept"
 

@@ -98,7 +98,7 @@ def over_ranks(folder: Path, config: dict[str, Any]) -> None:
             "accumulated": accumulated,
             "loss": float(((torch.tensor(losses) - wanted) / wanted).abs().max()),
             "weights": max(float((state[key] - value).abs().max()) / scale for key, value in expected.items()),
-            "warned": [text for text in heard.texts if "microbatch" in text],
+            "warned": [text for text in heard.texts if "microbatch" in text or "pipeline_parallel" in text],
         }
     print(json.dumps(told))
     smp.shutdown()

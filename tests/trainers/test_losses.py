@@ -47,3 +47,24 @@ def test_losses_are_those_of_the_batch(job: str, plain: Path) -> None:
     needlessly = {name: one["warned"] for name, one in reports[0].items() if LOSSES[name].adds_up and one["warned"]}
     assert not needlessly
     assert not any(one["warned"] for report in reports[1:] for one in report.values()), "ranks other than 0 warned"
+
+
+@pytest.mark.parametrize("loop", ["hand", "trainer"])
+def test_a_job_with_a_pipeline_that_is_not_used_says_so_once(loop: str) -> None:
+    first, second = outputs_of_ranks("-m", "tests.trainers.plain_loop", loop, ranks=2, folder=ROOT)
+    (text,) = json.loads(first.splitlines()[-1])
+    assert "pipeline_parallel_degree is 2" in text
+    assert "shardwright.huggingface" in text
+    assert json.loads(second.splitlines()[-1]) == []
+
+
+def test_accelerate_goes_on_with_the_order_of_samples_in_another_process(tmp_path: Path) -> None:
+    whole, resumed = (
+        json.loads(
+            outputs_of_ranks("-m", "tests.trainers.accelerate_order", tmp_path, number, ranks=2, folder=ROOT)[
+                0
+            ].splitlines()[-1]
+        )
+        for number in ("0", "1")
+    )
+    assert resumed == whole

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from shardwright.accelerate.gathering import gathered, gathered_objects, padded, reduced
 from shardwright.accelerate.seat import refuse_other_engines, started, take_seat
 from shardwright.accelerate.states import load_state, save_state
+from shardwright.accelerate.streams import counted
 from shardwright.checkpoints.full import whole_in_one_process
 from shardwright.errors import ConfigError
 from shardwright.half_precision import half_dtype
@@ -179,7 +180,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         sampler = get_sampler(data_loader)
         if getattr(sampler, "generator", sampler) is None and not isinstance(sampler, RandomSampler):
             sampler.generator = torch.Generator().manual_seed(loading.data_seed)
-        return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        return counted(super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch))
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the module that was given to :meth:`prepare`; distributed modules stay in it."""

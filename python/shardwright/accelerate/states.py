@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
+from accelerate.data_loader import get_sampler
+
 from shardwright.checkpoints import resume_from_checkpoint, save_checkpoint
 from shardwright.errors import CheckpointError
 
@@ -20,6 +23,7 @@ def save_state(accelerator: Any, folder: str | None) -> str:
         "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
         "step": accelerator.step,
         "objects": [one.state_dict() for one in accelerator._custom_objects],
+        "loaders": [_order_of(loader) for loader in accelerator._dataloaders],
     }
     save_checkpoint(folder, TAG, model=model, optimizer=optimizer, user_content=content)
     accelerator.project_configuration.iteration += 1
@@ -41,6 +45,33 @@ def load_state(accelerator: Any, folder: str | None) -> None:
     if accelerator.scaler is not None and content["scaler"] is not None:
         accelerator.scaler.load_state_dict(content["scaler"])
     accelerator.step = content["step"]
+    for loader, order in zip(accelerator._dataloaders, content.get("loaders", ()), strict=False):
+        _put_in_order(loader, order)
+
+
+def _order_of(loader: Any) -> dict[str, Any]:
+    """What the order of a loader's samples depends on: the epoch, the seed of its sampler, and its generator."""
+    sampler, iteration = get_sampler(loader), getattr(loader, "iteration", None)
+    generator = getattr(sampler, "generator", None)
+    return {
+        "iteration": iteration,
+        "epoch": getattr(sampler, "epoch", None),
+        "seed": getattr(sampler, "initial_seed", None),
+        "generator": generator.get_state() if isinstance(generator, torch.Generator) else None,
+    }
+
+
+def _put_in_order(loader: Any, order: dict[str, Any]) -> None:
+    sampler = get_sampler(loader)
+    if order["iteration"] is not None:
+        loader.iteration = order["iteration"]
+    for name, value in (("epoch", order["epoch"]), ("initial_seed", order["seed"])):
+        if value is not None and hasattr(sampler, name):
+            setattr(sampler, name, value)
+    if order["generator"] is not None:
+        if getattr(sampler, "generator", None) is None:
+            sampler.generator = torch.Generator()
+        sampler.generator.set_state(order["generator"])
 
 
 def _only(accelerator: Any) -> tuple[Any, Any]:

@@ -107,7 +107,7 @@ def _rounding(model: DistributedModel, dtypes: set[torch.dtype]) -> float:
 def _untouched(model: DistributedModel) -> Iterator[None]:
     """Run a block in evaluation mode, and put back modes, buffers and random number streams."""
     streams, step = random_state.streams(), current_runtime().step
-    of_training = step.of_training
+    of_training, looked = step.of_training, step.looked
     modes = [(one, one.training) for one in model.modules()]
     buffers = [(one, one.clone()) for one in model.local_buffers() if not one.is_meta]
     model.eval()
@@ -120,7 +120,8 @@ def _untouched(model: DistributedModel) -> Iterator[None]:
             for buffer, value in buffers:
                 buffer.copy_(value)
         random_state.restore(streams)
-        step.apart = step.number - of_training  # on which random numbers of steps depend
+        # The script has not asked for these steps, and random numbers depend on which of its steps one is.
+        step.apart, step.looked = step.number - of_training, looked
 
 
 @contextmanager

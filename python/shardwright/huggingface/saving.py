@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import sort_checkpoints
+
 from shardwright.checkpoints import random_state, resume_from_checkpoint, save_checkpoint
+from shardwright.checkpoints.complete import newest_complete
 from shardwright.checkpoints.full import whole_in_one_process
 from shardwright.checkpoints.together import on_all_ranks
 from shardwright.errors import CheckpointError, ConfigError
@@ -65,6 +69,13 @@ def check(folder: str) -> None:
             f"{folder!r} has no checkpoint that shardwright.huggingface.Trainer has saved. Weights that transformers "
             "has saved are read by from_pretrained, with which training begins anew"
         )
+
+
+def newest(folder: str) -> str | None:
+    """Return the newest complete checkpoint in an output folder; None if there is none. All ranks call this."""
+    named = sort_checkpoints(folder) if os.path.isdir(folder) else []
+    newest_first = [os.path.normpath(one) for one in reversed(named)]
+    return newest_complete("Trainer.train", newest_first, TAG, [TRAINER_STATE_NAME])
 
 
 def load(trainer: Any, folder: str) -> None:

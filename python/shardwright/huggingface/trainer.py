@@ -121,6 +121,18 @@ class Trainer(transformers.Trainer):
 
     # --- training
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **keywords: Any) -> Any:
+        """Train; see ``transformers.Trainer``.
+
+        Args:
+            resume_from_checkpoint: The folder to go on from; True for the newest in the output folder that is complete.
+            *args: Further arguments.
+            **keywords: Further arguments.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = saving.newest(str(self.args.output_dir)) or True
+        return super().train(resume_from_checkpoint, *args, **keywords)
+
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from shardwright.checkpoints import random_state, resume_from_checkpoint, save_checkpoint
+from shardwright.checkpoints.complete import newest_complete
 from shardwright.model import DistributedModel
 
 #: The name of the checkpoint in each folder that Lightning names.
@@ -19,6 +21,19 @@ def save(checkpoint: dict[str, Any], folder: str, model: DistributedModel, optim
     """Save what Lightning has collected, the model and its optimizer. All ranks call this."""
     content = {key: _plain(value) for key, value in checkpoint.items() if key != _MODEL}
     save_checkpoint(folder, TAG, model=model, optimizer=optimizer, user_content=content)
+
+
+def found(folder: str) -> str:
+    """Return the folder to load from: for that of ``ckpt_path="last"``, if it is incomplete, the newest that is not.
+
+    All ranks call this.
+    """
+    beside, name = os.path.split(os.path.normpath(folder))
+    if not re.fullmatch(r"last(-v\d+)?\.ckpt", name) or not os.path.isdir(folder):
+        return folder
+    named = [os.path.join(beside, one) for one in os.listdir(beside) if one.endswith(".ckpt") and one != name]
+    others = sorted((one for one in named if os.path.isdir(one)), key=os.path.getmtime, reverse=True)
+    return newest_complete('Trainer(ckpt_path="last")', [folder, *others], TAG) or folder
 
 
 def load(folder: str, model: DistributedModel, optimizer: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from shardwright.job.ranks import WORLD, data_group, group_ranks, rank
 from shardwright.job.runtime import current_runtime
 from shardwright.lightning import saving
 from shardwright.lightning.environment import JobEnvironment
+from shardwright.lightning.loops import end_together
 from shardwright.lightning.optimization import OptimizationInSteps, precision_over_ranks
 from shardwright.lightning.refusals import check_module, check_trainer_options, started, told_as_misconfiguration
 from shardwright.lightning.samples import divided, share_seeds
@@ -145,6 +146,7 @@ class ShardwrightStrategy(ParallelStrategy):
             self.setup_optimizers(trainer)
             optimization: Any = trainer.fit_loop.epoch_loop.automatic_optimization
             optimization.__class__ = OptimizationInSteps
+            end_together(trainer)
 
     def _divided(self, module: LightningModule) -> DistributedModel:
         known: DistributedModel
@@ -333,7 +335,7 @@ class ShardwrightStrategy(ParallelStrategy):
         """Load a checkpoint, each rank what it holds. All ranks call this."""
         trainer, model = self._running()
         optimizer = self._optimizer() if trainer.state.fn == TrainerFn.FITTING else None
-        content = saving.load(self.broadcast(str(checkpoint_path)), model, optimizer)
+        content = saving.load(saving.found(self.broadcast(str(checkpoint_path))), model, optimizer)
         self._streams = random_state.streams()
         return content
 
