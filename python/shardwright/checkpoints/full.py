@@ -19,6 +19,7 @@ from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.state_dict import PARTIAL_KEY
+from shardwright.model.updates import Updates
 
 
 def save_full(
@@ -31,6 +32,7 @@ def save_full(
     def find() -> None:
         _check_name(tag)
         found.append(model_of(runtime, given))
+        runtime[Updates].check_whole(operation)
         found[0].placement.deferred_loads.run(found[0].module)
 
     on_all_ranks(operation, find)
@@ -101,7 +103,8 @@ def load_full(
     def load() -> None:
         model.load_state_dict(state, strict=strict)
 
-    on_all_ranks(operation, load)
+    with runtime[Updates].loading("weights"):
+        on_all_ranks(operation, load)
     content = os.path.join(path, f"user_content_{tag}")
     contents: list[Any] = []
     on_all_ranks(operation, lambda: contents.append(read_value(content) if os.path.exists(content) else None))

@@ -199,13 +199,9 @@ def resume_from_checkpoint(
         own.load_or_defer()
         contents.append(own.user_content())
 
-    try:
+    with runtime[Updates].loading(*own.what):
         on_all_ranks(_OPERATION, load)
-    except CheckpointError as error:
-        runtime[Updates].refuse(f"{error}; weights may have been loaded in part")
-        raise
-    own.restore_streams()
-    runtime[Updates].forget()
+        on_all_ranks(_OPERATION, own.restore_streams)
     return contents[0]
 
 
@@ -233,6 +229,11 @@ class _Loading:
     def __str__(self) -> str:
         """What is loaded, for errors."""
         return f"checkpoint {self.saved.manifest['tag']!r}"
+
+    @property
+    def what(self) -> list[str]:
+        """What is loaded, as :class:`Updates` calls it."""
+        return ["weights"] if self.optimizer is None else ["weights", "the optimizer's state"]
 
     @staticmethod
     def of(
@@ -316,11 +317,11 @@ class _Loading:
         if self.model.placement.partitioned:
             self._load()
             return
-        self.model.placement.deferred_loads.add(str(self), self._load_weights)
         if self.optimizer is not None:
             decoder = Decoder(self.saved.tensors(f"{USER}param_groups"))
             options = decoder.decode(self.saved.content["optimizer"]["options"]) if self.all_state else []
             self.optimizer.wait_for(self, options)
+        self.model.placement.deferred_loads.add(str(self), self._load_weights, self.model.module)
         self.model.register_post_partition_hook(lambda *_: self._load_divided())
 
     def _load_divided(self) -> None:
@@ -329,8 +330,9 @@ class _Loading:
                 self._load_weights()
             if self.optimizer is not None and self.optimizer.awaits(self):  # no other state was loaded since
                 self._load_optimizer(with_options=False)
-        except Exception as error:
-            self.runtime[Updates].refuse(f"{error}; weights may have been loaded in part")
+        except BaseException as error:
+            for what in self.what:
+                self.runtime[Updates].loaded_in_part(what, error)
             error.add_note(f"while {_OPERATION} loaded {self} into the model that was divided")
             raise
 

@@ -25,6 +25,7 @@ from shardwright.checkpoints.together import keep_others_out, model_of, on_all_r
 from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
+from shardwright.model.updates import Updates
 
 _OPERATION = "smp.save_checkpoint"
 USER = "user/"
@@ -197,6 +198,7 @@ def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, 
             "gradients are being accumulated (backward_passes_per_step), which a checkpoint does not keep: save after "
             "the step in which they are reduced"
         )
+    runtime[Updates].check_whole("smp.save_checkpoint")
     model.placement.deferred_loads.run(model.module)
     tensors = ModelTensors(runtime, model)
     part.add_model(tensors)

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
-from shardwright.errors import ConfigError, ShardwrightError
+from shardwright.errors import ConfigError, PartialUpdateError, ShardwrightError
 from shardwright.execution.task import running_task
 from shardwright.job.runtime import current_runtime
 from shardwright.model.distributed import DistributedModel
+from shardwright.model.hooks import versions
 from shardwright.model.state_dict import IncompatibleKeys
+from shardwright.model.updates import Updates
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 AverageOne = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -68,6 +70,8 @@ class AveragedModel:
         self._use_buffers = use_buffers
         self._parameters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
+        #: Why averages are partly those of a load; None if they are not.
+        self._in_part: str | None = None
         self._take_over()
 
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -75,6 +79,7 @@ class AveragedModel:
 
         Of a parameter that is sharded over data-parallel ranks, both are this rank's shard.
         """
+        self.model.placement.deferred_loads.run(self.model.module)  # else it would come into what is exchanged
         self.model.placement.reset_shards()
         pairs = []
         now: tuple[tuple[dict[str, torch.Tensor], Iterator[tuple[str, torch.Tensor]]], ...] = (
@@ -90,6 +95,8 @@ class AveragedModel:
                     average = shard.detach().clone()
                 elif shard is not tensor and average.shape == tensor.shape:  # made before it was sharded
                     average = current_runtime()[ShardedParameters].cut(average)
+                if average.device != shard.device:  # made before the model was divided
+                    average = average.to(shard.device)
                 averages[name] = average
                 pairs.append((average, shard))
         return pairs
@@ -102,6 +109,7 @@ class AveragedModel:
     @torch.no_grad()
     def update_parameters(self) -> None:
         """Update the averages with the model's current weights. Call it on every rank, after an optimizer step."""
+        self._check_whole("smp.AveragedModel.update_parameters")
         if running_task() is not None:
             raise ShardwrightError("update_parameters was called in a step; call it after the optimizer's step")
         pairs = self._pairs()
@@ -135,12 +143,25 @@ class AveragedModel:
         trained weights and buffers are restored on exit. Do not train within the block, because changes made there
         would be lost.
         """
-        pairs = self._pairs()
-        self._exchange(pairs)
-        try:
+        self._check_whole("smp.AveragedModel.applied")
+        with self._exchanged():
             yield self.model
+
+    @contextmanager
+    def _exchanged(self) -> Iterator[None]:
+        self._exchange(self._pairs())
+        try:
+            yield
         finally:
-            self._exchange(pairs)
+            self._exchange(self._pairs())  # found again: the model may have been divided within the block
+
+    def _check_whole(self, operation: str) -> None:
+        current_runtime()[Updates].check_whole(operation)
+        if self._in_part is not None:
+            raise PartialUpdateError(
+                f"{operation}: {self._in_part}; averages may have been loaded in part: load all of them first "
+                "(smp.AveragedModel.load_state_dict)"
+            )
 
     @torch.no_grad()
     def _exchange(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -194,8 +215,16 @@ class AveragedModel:
         count = given.pop(_COUNT, None)
         if count is None and strict:
             raise RuntimeError(f"the state dict of an smp.AveragedModel has no key {_COUNT!r}")
-        with self.applied():
-            loaded = self.model.load_state_dict({key.removeprefix(_PREFIX): given[key] for key in given}, strict)
+        values = {key.removeprefix(_PREFIX): given[key] for key in given}
+        with self._exchanged():
+            before = versions(self.model.module)
+            try:
+                loaded = self.model.load_values(values, strict)
+            except BaseException as error:
+                if versions(self.model.module) != before:
+                    self._in_part = str(error)
+                raise
+        self._in_part = None
         if count is not None:
             self.n_averaged = torch.as_tensor(count, dtype=torch.long).clone()
         return loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from shardwright.model.layers import name_layers
 from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
+from shardwright.model.updates import Updates
 from shardwright.model.whole import HINTS, MERGES
 from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_divided, refuse_trainer, refuse_wrapped
 from shardwright.nn.entries import built_in
@@ -113,6 +114,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             "gradient_as_bucket_view": gradient_as_bucket_view,
         }
         self._runtime = runtime
+        self._updates = runtime[Updates]
         self._passes_on = (
             runtime.place.pp_size == 1 and self._dtype is None and type(self).forward is DistributedModel.forward
         )
@@ -130,6 +132,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module like any ``nn.Module``; call the wrapped module directly if that gives the same result."""
+        if not self._updates.are_whole:
+            self._updates.check_whole("a call of the model")
         if self._passes_on and not (
             self._forward_hooks
             or self._forward_pre_hooks
@@ -229,6 +233,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         except AttributeError:
             if name == "accepts_loss_kwargs":  # which only transformers.Trainer asks for, when it is made
                 refuse_trainer()
+            if "placement" in self.__dict__:
+                self.settle()
             value = getattr(super().__getattr__("module"), name)
         if name in MERGES and self.placement.ownership is not None:
             raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {HINTS[name]}")
@@ -317,6 +323,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
 
     def get_module(self) -> nn.Module:
         """Return the wrapped module."""
+        self.settle()
         return self.module
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
@@ -334,6 +341,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
 
         Parameters of other ranks are placeholders without values.
         """
+        self.settle()
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
@@ -343,11 +351,23 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
 
         Buffers of other ranks are placeholders without values.
         """
+        self.settle()
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Return an iterator over the modules that this rank runs, with their names."""
+        self.settle()
         return self.placement.local_named_modules()
+
+    def settle(self) -> None:
+        """Give the model the values of a load that waits for the first step, before they are read or changed."""
+        if self.placement.deferred_loads:
+            self.placement.deferred_loads.settle(self.module)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        """Call a function with every module, like any ``nn.Module``."""
+        self.settle()
+        return super().apply(fn)
 
     def local_modules(self) -> Iterator[nn.Module]:
         """Return an iterator over the modules that this rank runs, each once, in the model's order."""

@@ -49,33 +49,80 @@ class DeferredLoads:
 
     def __init__(self) -> None:
         """Start without loads."""
-        self._loads: list[tuple[str, Callable[[], None]]] = []
+        self._loads: list[tuple[str, Callable[[], None] | None]] = []
+        self._runs = False
+        self._versions: dict[str, int | None] = {}
 
-    def add(self, what: str, load: Callable[[], None]) -> None:
+    def add(self, what: str, load: Callable[[], None] | None, module: nn.Module) -> None:
         """Add a load.
 
         Args:
             what: What is loaded, for errors.
-            load: Loads the whole model.
+            load: Loads the whole model; None if only the part of this rank is known.
+            module: The model.
         """
         self._loads.append((what, load))
+        self._versions = versions(module)
+
+    def __bool__(self) -> bool:
+        """Return whether a load waits, and is not under way."""
+        return bool(self._loads) and not self._runs
 
     def forget(self) -> None:
         """Forget them: the model is divided."""
         self._loads.clear()
 
+    def check_unchanged(self, module: nn.Module) -> None:
+        """Raise if somebody has written into the model since a load that is about to reach it, and would be undone.
+
+        Raises:
+            ShardwrightError: Somebody has.
+        """
+        if not self:
+            return
+        changed = [name for name, version in versions(module).items() if version != self._versions.get(name)]
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise ShardwrightError(
+                f"{changed[0]!r}{more} changed after {self._loads[-1][0]} was loaded and before the first step, in "
+                "which the loaded values come and would undo the change: change it after that step, or change what "
+                "model.parameters(), model.buffers() or model.get_module() of the smp.DistributedModel returns, which "
+                "load first"
+            )
+
+    def settle(self, module: nn.Module) -> None:
+        """Load the whole model now, for who is about to read or change it, unless its values come with the first step.
+
+        Delayed parameters raise by themselves when they are read; the values of a rank's part have no place before.
+        """
+        if self and all(load is not None for _, load in self._loads) and not has_delayed(module):
+            self.run(module)
+
     def run(self, module: nn.Module) -> None:
         """Load the whole model now.
 
         Raises:
-            ShardwrightError: It has parameters whose creation is delayed, which no rank has room for.
+            ShardwrightError: It has parameters whose creation is delayed, which no rank has room for, or only a part of
+                it is known.
         """
-        while self._loads:
+        self.check_unchanged(module)
+        while self:
             what, load = self._loads[0]
-            if has_delayed(module):
+            if load is None or has_delayed(module):
+                reason = "only this rank's part was given" if load is None else "the creation of parameters is delayed"
                 raise ShardwrightError(
-                    f"the weights of {what} come with the first step, since the creation of parameters is delayed: "
-                    "save, read and change them after it"
+                    f"the weights of {what} come with the first step, since {reason}: save, read and change them after "
+                    "it"
                 )
-            load()
+            self._runs = True
+            try:
+                load()
+            finally:
+                self._runs = False
             del self._loads[0]
+
+
+def versions(module: nn.Module) -> dict[str, int | None]:
+    """How often each parameter and buffer has been written to; None where torch does not count."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors}

@@ -15,8 +15,12 @@ class LocalTensors:
 
     module: nn.Module
 
+    def settle(self) -> None:
+        """Give the model the values of a load that waits for the first step, before they are read or changed."""
+
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Return an iterator over this rank's parameters with their names, each once, in the model's order."""
+        self.settle()
         return ((name, p) for name, p in self.module.named_parameters() if not is_sentinel(p))
 
     def local_parameters(self) -> Iterator[nn.Parameter]:
@@ -25,6 +29,7 @@ class LocalTensors:
 
     def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return an iterator over this rank's buffers with their names, each once, in the model's order."""
+        self.settle()
         return ((name, b) for name, b in self.module.named_buffers() if not is_sentinel(b))
 
     def local_buffers(self) -> Iterator[torch.Tensor]:

@@ -140,6 +140,7 @@ class Placement:
         in their modules. Every other root receives the decision from rank 0, and every peer from its root.
         """
         runtime = self.runtime
+        self.deferred_loads.check_unchanged(self.module)
         if 0 in runtime.place.tp_ranks:
             together, path = current_tensor_group().as_first, partition_path(runtime.place.cfg, self.model_id)
             with in_frame(None):
@@ -205,6 +206,7 @@ class Placement:
     def _serve_partition(self, request: _core.Request) -> None:
         if self.partitioned:
             return  # already applied in a failed step, which may not have reached all peers
+        self.deferred_loads.check_unchanged(self.module)
         try:
             self.apply(decode(request.spec, request.parts))
         except BaseException:

@@ -10,6 +10,7 @@ from typing import Any, Self
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.model.hooks import versions
 from shardwright.model.placement import Placement
 from shardwright.model.pretrained import PretrainedFolders
 from shardwright.model.sharded_state import load_whole_state_dict, whole_state_dict
@@ -30,6 +31,7 @@ class Saving(nn.Module):
 
     module: nn.Module
     placement: Placement
+    _updates: Updates
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this rank's part of the state dict, marked by the key ``_smp_is_partial``, without communication.
@@ -37,6 +39,7 @@ class Saving(nn.Module):
         With ``sharded_data_parallel_degree`` it has whole parameters, on the CPU, which are gathered: the ranks that
         shard them must all call this method.
         """
+        self._updates.check_whole("model.local_state_dict")
         self.placement.deferred_loads.run(self.module)
         self.placement.reset_shards()
         return local_state_dict(self.module, self.placement.ownership)
@@ -72,6 +75,7 @@ class Saving(nn.Module):
                 "model.state_dict(keep_vars=True) of a model that is divided over ranks: what is gathered are copies, "
                 "with no part in the autograd graph; use keep_vars=False, or model.local_named_parameters()"
             )
+        self._updates.check_whole("model.state_dict")
         for before in self._state_dict_pre_hooks.values():
             before(self, prefix, keep_vars)
         found = self._gathered(gather_to_rank0, keep_vars)
@@ -122,12 +126,22 @@ class Saving(nn.Module):
             self.placement.post_partition_hooks.register(
                 lambda model, optimizer: model.load_state_dict(state_dict, strict, same_partition_load=True)
             )
+            self.placement.deferred_loads.add("a rank's part of a state dict", None, self.module)
             return IncompatibleKeys([], [])
-        found = self._load(state_dict, strict, same_partition_load)
-        self.placement.runtime[Updates].forget()
+        before = versions(self.module)
+        try:
+            found = self.load_values(state_dict, strict, same_partition_load)
+        except BaseException as error:
+            if versions(self.module) != before:
+                self._updates.loaded_in_part("weights", error)
+            raise
+        self._updates.loaded("weights")
         return found
 
-    def _load(self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool) -> IncompatibleKeys:
+    def load_values(
+        self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool = False
+    ) -> IncompatibleKeys:
+        """Load a state dict as :meth:`load_state_dict` does, into whatever the model's tensors are now."""
         ownership = self.placement.ownership
         self.placement.deferred_loads.run(self.module)  # before, so that what is given here counts
         self.placement.reset_shards()

@@ -1,10 +1,11 @@
-"""Checks that all ranks have updated their weights alike. No step may run after only some of them have."""
+"""Checks that weights are whole: updated alike on all ranks, and not loaded in part. Else no step may run."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,13 @@ _HINT = (
     "the weights of ranks may differ, so no step can run. Load weights on every rank (model.load_state_dict), with the "
     "optimizer's state that belongs to them (optimizer.load_state_dict); or call smp.resume_after_failure(error) on "
     "every rank to continue with the current weights"
+)
+
+
+_IN_PART_HINT = (
+    "no step can run, and nothing be saved, before all of it is loaded: a checkpoint (smp.resume_from_checkpoint), or "
+    "weights (model.load_state_dict) with the optimizer's state that belongs to them (optimizer.load_state_dict); or "
+    "call smp.resume_after_failure(error) on every rank to continue with what is there"
 )
 
 
@@ -50,6 +58,8 @@ class Updates:
         self._calls: int | None = 0
         #: Why no step may run; None if steps may run.
         self.refusal: str | None = None
+        #: What a load that failed has left partly new and partly old, and why.
+        self._in_part: dict[str, str] = {}
 
     def interrupted(self) -> None:
         """Record a signal, after which the script may continue differently than on other ranks."""
@@ -126,6 +136,7 @@ class Updates:
 
     def check(self) -> None:
         """Raise if steps are refused: an update has failed on this rank, or ranks may differ since an earlier step."""
+        self.check_whole("smp.step")
         if self._runtime.place.launch.world_size == 1:
             return
         if self._begun:
@@ -139,6 +150,47 @@ class Updates:
         """Refuse all further steps, for this reason and with this hint on how to continue. The first reason is kept."""
         if self.refusal is None:
             self.refusal = f"{why}: {hint}"
+
+    def loaded_in_part(self, what: str, error: BaseException) -> None:
+        """Refuse steps and saves, on one rank too, since a load of ``what`` has failed and may have changed some of it.
+
+        Args:
+            what: ``"weights"``, or ``"the optimizer's state"``.
+            error: What ended the load.
+        """
+        self._in_part.setdefault(what, f"{error}; {what} may have been loaded in part")
+
+    @contextlib.contextmanager
+    def loading(self, *what: str) -> Iterator[None]:
+        """Load something in the block: if it raises, steps and saves are refused until all of it is loaded."""
+        try:
+            yield
+        except BaseException as error:
+            for each in what:
+                self.loaded_in_part(each, error)
+            raise
+        self.loaded(*what)
+
+    def loaded(self, *what: str) -> None:
+        """Record that all of something was loaded; with the weights, ranks agree again."""
+        for each in what:
+            self._in_part.pop(each, None)
+        if "weights" in what:
+            self._agree()
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether no load has failed midway, or another one has replaced all that it left."""
+        return not self._in_part
+
+    def check_whole(self, operation: str) -> None:
+        """Raise if a load that failed midway has left weights, or the optimizer's state, partly new and partly old.
+
+        Raises:
+            PartialUpdateError: It has.
+        """
+        if self._in_part:
+            raise PartialUpdateError(f"{operation}: {next(iter(self._in_part.values()))}: {_IN_PART_HINT}")
 
     def status(self) -> UpdateStatus:
         """Return the status that this rank sends to the others."""
@@ -172,7 +224,11 @@ class Updates:
         self._calls = 0
 
     def forget(self) -> None:
-        """Reset the status: weights are equal again, or are to be treated as equal."""
+        """Reset the status: weights are equal and whole again, or are to be treated as if they were."""
+        self._in_part.clear()
+        self._agree()
+
+    def _agree(self) -> None:
         self._begun.clear()
         self._updated = self._interrupted = False
         self._calls = 0
@@ -184,7 +240,7 @@ def _times(number: int) -> str:
 
 
 def resume_after_failure(error: BaseException) -> None:
-    """Allow steps again after only some ranks have updated their weights, and keep the weights as they are.
+    """Allow steps again after only some ranks have updated their weights, or a load has failed midway.
 
     Every rank must call this function. To make the weights equal instead, call ``model.load_state_dict``, which also
     allows steps again.

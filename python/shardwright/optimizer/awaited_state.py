@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from torch.optim import Optimizer
 
 from shardwright.errors import ShardwrightError
+from shardwright.job.runtime import find_runtime
+from shardwright.model.updates import Updates
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _NOT_OPTIONS = ("params", "param_names")
+
+
+def loads_state(method: Callable[P, T]) -> Callable[P, T]:
+    """Refuse steps and saves after a method that loads state has failed, until all of it is loaded."""
+
+    @functools.wraps(method)
+    def load(*args: P.args, **kwargs: P.kwargs) -> T:
+        if (runtime := find_runtime()) is None:
+            return method(*args, **kwargs)
+        with runtime[Updates].loading("the optimizer's state"):
+            return method(*args, **kwargs)
+
+    return load
 
 
 class AwaitedState(Optimizer):
@@ -37,7 +55,9 @@ class AwaitedState(Optimizer):
         self._pending = self._awaited = None
 
     def check_has_state(self, operation: str) -> None:
-        """Raise if the state is still to come."""
+        """Raise if the state is still to come, or a load of it or of weights has failed midway."""
+        if (runtime := find_runtime()) is not None:
+            runtime[Updates].check_whole(operation)
         awaited = "the state dict that was loaded" if self._pending is not None else self._awaited
         if awaited is not None:
             raise ShardwrightError(

@@ -18,7 +18,7 @@ from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
-from shardwright.optimizer.awaited_state import AwaitedState
+from shardwright.optimizer.awaited_state import AwaitedState, loads_state
 from shardwright.optimizer.become import become
 from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
@@ -87,7 +87,7 @@ class DistributedOptimizer(AwaitedState, metaclass=_Wrapping):
 
     def trains(self, model: DistributedModel) -> bool:
         """Whether this optimizer trains parameters of ``model``."""
-        own = {id(parameter) for parameter in model.parameters()}
+        own = {id(parameter) for parameter in model.module.parameters()}
         return any(id(_placed(parameter)) in own for group in self._groups() for parameter in group.parameters)
 
     def localise(self, model: DistributedModel | None = None) -> None:
@@ -237,13 +237,12 @@ class DistributedOptimizer(AwaitedState, metaclass=_Wrapping):
         if share is None or runtime is None:
             return {**with_whole_state(runtime, to_global(self.orig_state_dict(), layout), layout), PARTIAL_KEY: True}
         places = share.places(layout)
-        part = to_global(self.orig_state_dict(), layout, places)
-        return to_share(part, runtime, share, layout, places)
+        return to_share(to_global(self.orig_state_dict(), layout, places), runtime, share, layout, places)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer state of the whole model, on the CPU. All ranks of the pipeline must call this.
+        """Return the optimizer state of the whole model, on the CPU.
 
-        With ``shard_optimizer_state``, all ranks of the job must call it.
+        All ranks of the pipeline must call this; with ``shard_optimizer_state``, all ranks of the job.
 
         Returns:
             A dict in the format of the wrapped optimizer. Before the model is partitioned, and with one pipeline rank
@@ -301,6 +300,7 @@ class DistributedOptimizer(AwaitedState, metaclass=_Wrapping):
             return whole
         return merged(self._gather(on_cpu(whole)))
 
+    @loads_state
     def _load_whole(self, whole: dict[str, Any]) -> None:
         """Load this rank's part of a whole state dict."""
         self.has_state()

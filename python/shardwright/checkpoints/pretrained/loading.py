@@ -44,12 +44,8 @@ def load_pretrained(runtime: Runtime, model: DistributedModel, folder: str | os.
         raise CheckpointError(f"{_OPERATION}: ranks 0 and {differing} find other files in {own.path!r}")
     wanted = [json.loads(text) for text, _ in told]
     own.compare([shapes for shapes, _ in wanted], [aliases for _, aliases in wanted], strict=strict)
-    try:
+    with runtime[Updates].loading("weights"):
         on_all_ranks(_OPERATION, own.load_or_defer)
-    except CheckpointError as error:
-        runtime[Updates].refuse(f"{error}; weights may have been loaded in part")
-        raise
-    runtime[Updates].forget()
 
 
 class _Loading:
@@ -160,7 +156,7 @@ class _Loading:
         if self._model.placement.partitioned:
             self._load()
         else:
-            self._model.placement.deferred_loads.add(repr(self.path), self._load)
+            self._model.placement.deferred_loads.add(repr(self.path), self._load, self._model.module)
             self._model.register_post_partition_hook(lambda *_: self._load_divided())
 
     def _load_divided(self) -> None:
@@ -168,8 +164,8 @@ class _Loading:
             return
         try:
             self._load()
-        except Exception as error:
-            self._runtime[Updates].refuse(f"{error}; weights may have been loaded in part")
+        except BaseException as error:
+            self._runtime[Updates].loaded_in_part("weights", error)
             error.add_note(f"while {_OPERATION} loaded {self.path!r} into the model that was divided")
             raise
 

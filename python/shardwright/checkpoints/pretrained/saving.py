@@ -19,6 +19,7 @@ from shardwright.checkpoints.together import on_all_ranks, outside_steps
 from shardwright.errors import CheckpointError, ConfigError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
+from shardwright.model.updates import Updates
 
 _OPERATION = "model.save_pretrained"
 _TAG = "model"
@@ -44,6 +45,7 @@ def save_pretrained(
     def collect() -> str:
         if not name:
             raise ConfigError(f"folder is {os.fspath(folder)!r}, which has no name")
+        runtime[Updates].check_whole(_OPERATION)
         model.placement.deferred_loads.run(model.module)
         tensors = ModelTensors(runtime, model)
         part.add_model(tensors)
