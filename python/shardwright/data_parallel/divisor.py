@@ -22,6 +22,8 @@ _CHANNEL = "weights"
 
 #: By the id of a model, how many buckets of its gradients were sent during backward, over each group.
 SentBuckets = Mapping[int, tuple[int, ...]]
+#: By the id of a model, who takes part in the reduction of gradients over each group, and how that changed last.
+Trained = Mapping[int, tuple[tuple[str, str], str]]
 
 
 class Divisor(NamedTuple):
@@ -45,27 +47,30 @@ class Note(NamedTuple):
         kind: Whether it ran the step, and with weights.
         total: The sum of its weights.
         sent: Which gradients it has sent during backward.
+        trained: Whose gradients it reduces.
     """
 
     kind: int
     total: float
     sent: SentBuckets
+    trained: Trained
 
 
-def agreed_divisor(runtime: Runtime, sent: SentBuckets) -> Divisor:
+def agreed_divisor(runtime: Runtime, sent: SentBuckets, trained: Trained) -> Divisor:
     """What gradients are divided by, agreed on by the data-parallel ranks, which wait here for each other.
 
     Args:
         runtime: The rank.
         sent: Which gradients it has sent during backward.
+        trained: Whose gradients it reduces.
 
     Raises:
-        ShardwrightError: Some of the replicas gave weights, and others did not.
+        ShardwrightError: Some of the replicas gave weights, and others did not, or they train different parameters.
     """
     own = runtime[StepWeights].total
     if runtime[ReplicaCollectives].dp is None or not torch.is_grad_enabled():
         return Divisor(runtime.step.num_microbatches, False, {}) if own is None else Divisor(own or 1.0, True, {})
-    notes = exchange(runtime, Note(_UNWEIGHTED if own is None else _WEIGHTED, own or 0.0, sent))
+    notes = exchange(runtime, Note(_UNWEIGHTED if own is None else _WEIGHTED, own or 0.0, sent, trained))
     all_sent = {rank: note.sent for rank, note in notes.items()}
     present = [rank for rank, note in notes.items() if note.kind != _ABSENT]
     without = [rank for rank in present if notes[rank].kind == _UNWEIGHTED]
@@ -80,20 +85,41 @@ def agreed_divisor(runtime: Runtime, sent: SentBuckets) -> Divisor:
     return Divisor(math.fsum(note.total for note in notes.values()) / len(notes) or 1.0, True, all_sent)
 
 
-def exchange(runtime: Runtime, own: Note | None = None) -> dict[int, Note]:
+def exchange(runtime: Runtime, own: Note | None = None, trained: Trained | None = None) -> dict[int, Note]:
     """Tell the data-parallel ranks this rank's note, or that it has no batch; returns those of all, by rank.
 
     By messages and not by a collective, whose place among those that backward has begun would differ from rank to rank.
 
     Raises:
-        ShardwrightError: Ranks have different owners of parameters, to whom gradients are to be reduced.
+        ShardwrightError: Ranks have different owners of parameters, to whom gradients are to be reduced, or train
+            different parameters.
     """
     digests = runtime[ParameterShards].digests
-    note = Note(_ABSENT, 0.0, {}) if own is None else own
+    note = Note(_ABSENT, 0.0, {}, trained or {}) if own is None else own
     said = exchange_in_step(runtime, runtime.place.other_roots(), _CHANNEL, (digests, *note))
     said[runtime.place.rank] = (digests, *note)
     check_digests(runtime, {rank: theirs for rank, (theirs, *_) in said.items()})
-    return {rank: Note(*said[rank][1:]) for rank in runtime.place.dp_ranks}
+    notes = {rank: Note(*said[rank][1:]) for rank in runtime.place.dp_ranks}
+    _check_trained(runtime, {rank: each.trained for rank, each in notes.items()})
+    return notes
+
+
+def _check_trained(runtime: Runtime, trained: Mapping[int, Trained]) -> None:
+    """Check that all ranks that hold the same parameters of a model reduce the gradients of the same ones."""
+    place = runtime.place
+    for model in trained[place.rank]:
+        for number, ranks in enumerate((place.dp_ranks, place.rdp_ranks)):
+            own = trained[place.rank][model][0][number]
+            others = [rank for rank in ranks if model in trained[rank] and trained[rank][model][0][number] != own]
+            if others:
+                changes = {rank: trained[rank][model][1] for rank in ranks if model in trained[rank]}
+                told = "; ".join(f"on rank {rank} {text}" for rank, text in changes.items() if text)
+                raise ShardwrightError(
+                    f"step {runtime.step.number}: all data-parallel ranks have to train the same parameters, from the "
+                    f"first pass of an accumulation to the optimizer's step, and those of model {model} differ between "
+                    f"rank {place.rank} and ranks {others}. Last trained: {told or 'as at first'}. Freeze, unfreeze "
+                    "and replace parameters on all ranks alike"
+                )
 
 
 def check_digests(runtime: Runtime, digests: Mapping[int, tuple[str, str]]) -> None:

@@ -70,12 +70,12 @@ class Reducer:
         self._hook = (state, hook)
 
     def begin_step(self, parameters: Iterable[nn.Parameter], may_overlap: bool) -> bool:
-        """Begin a step with this rank's parameters.
+        """Begin a step with parameters of this rank that take part in it.
 
         With ``may_overlap``, gradients may be reduced while backward runs. Returns whether they will be, where
         possible.
         """
-        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        wanted = list(parameters)
         if (
             self._shards_version != self._shards.version
             or len(wanted) != len(self._parameters)
@@ -118,7 +118,8 @@ class Reducer:
     def _listen(self) -> None:
         for parameter in self._parameters:
             hooks = (parameter._post_accumulate_grad_hooks or {}).values()
-            if not any(isinstance(hook, GradientListener) and hook.reports_to(self) for hook in hooks):
+            listens = any(isinstance(hook, GradientListener) and hook.reports_to(self) for hook in hooks)
+            if parameter.requires_grad and not listens:
                 parameter.register_post_accumulate_grad_hook(GradientListener(self))  # type: ignore[no-untyped-call]
 
     def accumulated(self, parameter: nn.Parameter) -> None:

@@ -17,6 +17,7 @@ from shardwright.data_parallel.participants import ModelPart
 from shardwright.data_parallel.reducer import Reducer
 from shardwright.data_parallel.shards import ParameterShards
 from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
+from shardwright.data_parallel.taking_part import TakingPart
 from shardwright.data_parallel.uneven import JoinState
 from shardwright.errors import ShardwrightError
 
@@ -37,6 +38,7 @@ class Replicas:
         self._comm_hook: tuple[Any, Callable[..., Any]] | None = None
         #: Parameters with sparse gradients, over DP_GROUP and over RDP_GROUP.
         self._sparse: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+        self._taking_part = TakingPart(placement)
         self._passes = 0
         self._average: bool = options["average_grads_across_microbatches"]
         #: Who still has batches, inside ``model.join()``.
@@ -170,8 +172,11 @@ class Replicas:
 
     def _begin_reducers(self, parameters: list[nn.Parameter], may_overlap: bool) -> bool:
         sparse = set() if self._comm_hook is not None else sparse_parameters(self._placement.module)
-        self._sparse = self._divided([one for one in parameters if id(one) in sparse and one.requires_grad])
-        dense = self._divided([one for one in parameters if id(one) not in sparse])
+        accumulates = torch.is_grad_enabled() and int(self._options["backward_passes_per_step"]) > 1
+        over_rdp = self._placement.over_rdp if self._placement.is_sharded else set[int]()
+        over_dp, rest = self._taking_part.begin_pass(parameters, over_rdp, keep=accumulates)
+        self._sparse = [one for one in over_dp if id(one) in sparse], [one for one in rest if id(one) in sparse]
+        dense = [[one for one in part if id(one) not in sparse] for part in (over_dp, rest)]
         began = [
             reducer.begin_step(part, may_overlap)
             for reducer, part in zip((self._reducer, self._rdp_reducer), dense, strict=True)
@@ -182,7 +187,23 @@ class Replicas:
     def leave_shards(self) -> None:
         """Forget parameters that shards have taken the place of, in whose memory nobody computes any more."""
         if self._reducer is not None:
-            self._begin_reducers(self._placement.replicated_parameters(), False)
+            left = self._placement.replicated_parameters()
+            self._taking_part.forget_others(left)
+            self._begin_reducers(left, False)
+
+    @property
+    def trained(self) -> tuple[tuple[str, str], str]:
+        """Who takes part in the reduction of gradients, in a form that ranks compare, and how that changed last."""
+        return self._taking_part.digests, self._taking_part.changes
+
+    def check_gradients(self) -> None:
+        """Check that all gradients of the step are to be reduced.
+
+        Raises:
+            ShardwrightError: One is that of a parameter which was frozen when the step began.
+        """
+        if self._reducer is not None and torch.is_grad_enabled():
+            self._taking_part.check()
 
     def _share_buffers(self) -> None:
         if self._options["broadcast_buffers"]:
@@ -277,6 +298,8 @@ class Replicas:
         """Count a successful step."""
         if self._reducer is not None and torch.is_grad_enabled():
             self._passes += 1
+            if not self.is_accumulating:
+                self._taking_part.end_accumulation()
 
     def step_without_batch(self) -> None:
         """Take part in the collectives of a training step without a batch; contributes zeros."""
@@ -287,7 +310,7 @@ class Replicas:
         assert self._reducer is not None, "only data-parallel ranks wait for each other"
         self._share_buffers()
         self._begin_reducers(parameters, False)
-        said = exchange(self._placement.runtime)
+        said = exchange(self._placement.runtime, trained={self._placement.model_id: self.trained})
         self.reduce_gradients(Divisor(1, False, {rank: note.sent for rank, note in said.items()}))
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient

@@ -260,7 +260,7 @@ class ModelSharding:
             if local.numel():
                 local.grad = None if gradient is None else shard_of(gradient)
                 shards.append((parameter, local))
-        self._reducer.begin_step([local for _, local in shards], False)
+        self._reducer.begin_step([one for _, one in shards if one.requires_grad or one.grad is not None], False)
         self._reducer.reduce(len(collectives.ranks), 1.0, False, 0)
         for parameter, local in shards:
             gradient, local.grad = local.grad, None

@@ -219,8 +219,14 @@ def _prepare(
     """Do everything that may still fail: average over microbatches and data-parallel ranks, and run hooks."""
     runtime.step.committing = True
     sent = {one.model_id: one.replicas.sent_buckets for one in taking_part}
-    divisor = agreed_divisor(runtime, {model: numbers for model, numbers in sent.items() if any(numbers)})
+    divisor = agreed_divisor(
+        runtime,
+        {model: numbers for model, numbers in sent.items() if any(numbers)},
+        {one.model_id: one.replicas.trained for one in taking_part},
+    )
     transaction.end_tasks()
+    for placement in taking_part:
+        placement.replicas.check_gradients()
     for placement in taking_part:
         if placement.sharding is not None:
             placement.sharding.reduce_gradients()
