@@ -132,8 +132,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module like any ``nn.Module``; call the wrapped module directly if that gives the same result."""
-        if not self._updates.are_whole:
-            self._updates.check_whole("a call of the model")
+        self._updates.check_whole("a call of the model")
         if self._passes_on and not (
             self._forward_hooks
             or self._forward_pre_hooks
@@ -361,8 +360,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
 
     def settle(self) -> None:
         """Give the model the values of a load that waits for the first step, before they are read or changed."""
-        if self.placement.deferred_loads:
-            self.placement.deferred_loads.settle(self.module)
+        self.placement.deferred_loads.settle(self.module)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:
         """Call a function with every module, like any ``nn.Module``."""

@@ -178,11 +178,6 @@ class Updates:
         if "weights" in what:
             self._agree()
 
-    @property
-    def are_whole(self) -> bool:
-        """Whether no load has failed midway, or another one has replaced all that it left."""
-        return not self._in_part
-
     def check_whole(self, operation: str) -> None:
         """Raise if a load that failed midway has left weights, or the optimizer's state, partly new and partly old.
 
