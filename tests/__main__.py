@@ -12,8 +12,9 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.jobs.built import build_hostile_member, build_rehearsal
-from tests.jobs.forked import ROOT, fork_server
+from tests.jobs.forked import ADDRESS, ROOT, fork_server
 
 #: Tests that run at once, a file to each.
 WORKERS = 2
@@ -82,12 +83,12 @@ def run_pytest(arguments: Sequence[str]) -> tuple[int, list[str]]:
     return len(outcomes) - len(failed), failed
 
 
-def python(marked: str) -> Callable[[], Part]:
-    """The Python tests with these marks."""
+def python(marked: str, *where: str) -> Callable[[], Part]:
+    """The Python tests with these marks, of all folders or of some."""
 
     def run() -> Part:
         began = time.monotonic()
-        passed, failed = run_pytest([*DISTRIBUTED, "-m", marked])
+        passed, failed = run_pytest([*DISTRIBUTED, "-m", marked, *where])
         return Part("Python", "python_tests", passed, len(failed), time.monotonic() - began)
 
     return run
@@ -128,8 +129,14 @@ PAIRWISE = (
     counted("tests.parity_memory", "--few"),
 )
 WHOLE = (counted("tests.parity"), counted("tests.parity_tp"), counted("tests.parity_memory"))
+#: What makes torch and oneDNN compute as on a processor that has AVX2 and nothing newer.
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+#: Where results are rounded to a few digits, so that the processor's order of summation shows.
+ROUNDED = ("tests/half_precision", "tests/trainers")
 QUICK = (python("not gpu and not slow"), rust, *PAIRWISE, GPU_REHEARSAL)
-ALL = (python("not gpu"), rust, *WHOLE, GPU_REHEARSAL)
+#: In a process of its own: torch chooses its code paths once.
+LIMITED = counted("tests", "--avx2", key="tests_with_avx2", what="tests")
+ALL = (python("not gpu"), rust, *WHOLE, GPU_REHEARSAL, LIMITED)
 #: Parts that run at once: ranks wait for one another half of the time.
 LANES = 2
 
@@ -154,8 +161,21 @@ def run_parts(parts: Sequence[Callable[[], Part]]) -> int:
     counts: collections.Counter[str] = collections.Counter()
     for each in done:
         counts[each.key] += each.passed
-    print(json.dumps({**counts, "seconds": round(time.monotonic() - began, 1)}), flush=True)
+    total = {"tests": sum(each.passed for each in done) + failed, "failed": failed}
+    print(json.dumps({**counts, **total, "seconds": round(time.monotonic() - began, 1)}), flush=True)
     return 1 if failed else 0
+
+
+@contextmanager
+def loaded(processes: int) -> Iterator[None]:
+    """Keep the processors busy with so many processes of nothing."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
 
 
 def repeat(times: int, what: Sequence[str]) -> int:
@@ -177,14 +197,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
     parser.add_argument("--all", action="store_true", help="slow tests and whole parity tables too")
     parser.add_argument("--repeat", type=int, metavar="TIMES", help="run the tests named so often instead")
+    parser.add_argument(
+        "--avx2", action="store_true", help="half precision, trainers and parity as on a processor without AVX-512"
+    )
+    parser.add_argument("--load", type=int, default=0, metavar="PROCESSES", help="run beside so many busy processes")
     parser.add_argument("tests", nargs="*", help="files, folders or tests to repeat; all by default")
     given = parser.parse_args()
+    if given.avx2:
+        os.environ.update(AVX2)
+        os.environ.pop(ADDRESS, None)  # that of a server whose torch has chosen already
     fork_server()  # one for all parts
     build_rehearsal()  # cargo would wait for the Rust lane's own build
     build_hostile_member()
     if given.repeat:
         return repeat(given.repeat, given.tests)
-    return run_parts(ALL if given.all else QUICK)
+    limited = (python("not gpu and not slow", *ROUNDED), *PAIRWISE)
+    with loaded(given.load):
+        return run_parts(limited if given.avx2 else ALL if given.all else QUICK)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,12 @@ def check_crossed() -> None:
         assert (sent["forward"] and sent["backward"]) or smp.pp_rank() > 0, "nothing crossed ranks"
 
 
+def beyond(found: torch.Tensor, wanted: torch.Tensor, units: int) -> float:
+    """The largest difference beyond so many units in the last place, in the dtype that is trained in."""
+    unit = torch.finfo(dtype()).eps * wanted.float().abs()
+    return float(((found.float() - wanted.float()).abs() - units * unit).clamp(min=0).max())
+
+
 @case
 def is_the_recipe(
     steps: int = 12,
@@ -88,8 +94,10 @@ def is_the_recipe(
 ) -> Any:
     """Weights, masters, losses and scales are those of the recipe: bit for bit, or within a bound.
 
-    With LAMB and clipping, norms are summed over ranks in another order than in one process.
+    With LAMB and clipping, norms are summed over ranks in another order than in one process: masters are then within
+    the bound, and what is rounded from them may also be one unit in the last place away (``docs/design/parity.md``).
     """
+    units = 1 if bound else 0
     microbatches = smp.state.cfg.microbatches
     replicas = smp.dp_size()
     wide = bool(smp.state.cfg._fp32_grad_accumulation)
@@ -106,7 +114,8 @@ def is_the_recipe(
             assert (ours.clip_master_grads(max_norm) == -1.0) == ours.overflow
         ours.step()
         expected = recipe.step([batch(number, replica) for replica in range(replicas)], loss)
-        worst = max(worst, abs(found - expected[smp.dp_rank()]))
+        wanted = torch.tensor(expected[smp.dp_rank()])
+        worst = max(worst, beyond(torch.tensor(found), wanted, units))
         assert ours.overflow == recipe.overflow, number
         assert not is_float16() or ours.loss_scale == recipe.scale.value, number
         overflows += recipe.overflow
@@ -116,7 +125,7 @@ def is_the_recipe(
     assert smp.pp_size() == 1 or len(local) < len(weights), "one rank has the whole model"
     for name, parameter in local.items():
         assert parameter.dtype == dtype(), name
-        worst = max(worst, float((parameter - weights[name]).detach().abs().max()))
+        worst = max(worst, beyond(parameter.detach(), weights[name].detach(), units))
     for number, master in masters_of(ours).items():
         assert master.dtype == torch.float32
         worst = max(worst, float((master - recipe.masters[number]).detach().abs().max()))

