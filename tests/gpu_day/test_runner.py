@@ -79,7 +79,7 @@ def test_before_a_deadline_ends_a_step_all_threads_of_all_its_processes_show_the
     assert stacks.count("in rank") == 2, "the main threads of both ranks"
     assert "in run_ranks" in stacks, "the main thread of the step"
     assert "sleep 600" in stacks, "a process that cannot be asked is named"
-    assert 3 <= rows["hangs"]["seconds"] < 15
+    assert 6 <= rows["hangs"]["seconds"] < 30
 
 
 def test_nothing_that_a_step_started_outlives_it(whole: Any) -> None:
@@ -117,7 +117,7 @@ def test_no_number_of_steps_leaves_more_than_eight_files_or_a_larger_one(steps: 
 def test_a_run_ends_in_its_time_and_what_was_left_is_reported(tmp_path: Path) -> None:
     began = time.monotonic()
     code, last, rows, _ = run(tmp_path, "--only", "hangs,passes", "--seconds", "3")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     assert rows["hangs"]["state"] == "deadline"
     assert rows["passes"]["state"] == "not run"
     assert (code, last["steps"], last["failed"]) == (1, 2, 2)
