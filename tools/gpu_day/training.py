@@ -87,9 +87,9 @@ def repeatable(on: bool = True) -> None:
 
 def begin_peak(device: str) -> int:
     """Give back what earlier training has left, and count the device's peak anew; the bytes that are in use."""
-    gc.collect()
     if device == "cpu":
         return 0
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
