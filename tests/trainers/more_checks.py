@@ -6,11 +6,12 @@ import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import shardwright as smp
 from shardwright import huggingface
 
-from tests.trainers.checks import FOLDER, Stream, arguments, gpt2, losses_of, same
+from tests.trainers.checks import FOLDER, Stream, arguments, gpt2, losses_of, refused, same
 from tests.trainers.models import Samples
 
 
@@ -60,4 +61,30 @@ def evaluation_of_a_stream_counts_each_sample_once() -> None:
         same([streamed["eval_loss"]], [listed["eval_loss"]])
 
 
-MORE = (a_training_goes_on_from_the_newest_complete_checkpoint, evaluation_of_a_stream_counts_each_sample_once)
+def an_own_training_step_calls_that_of_this_class_or_is_told_to() -> None:
+    class Counts(huggingface.Trainer):
+        steps = 0
+
+        def training_step(self, *given: Any) -> Any:
+            self.steps += 1
+            return super().training_step(*given)
+
+    class Runs(huggingface.Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    model, samples = gpt2()
+    trainer = Counts(model=model, args=arguments(), train_dataset=samples)
+    trainer.train()
+    assert trainer.steps == 2
+    own = Runs(model=gpt2()[0], args=arguments(), train_dataset=samples)
+    refused(smp.ConfigError, "override compute_loss", own.train)
+
+
+MORE = (
+    a_training_goes_on_from_the_newest_complete_checkpoint,
+    evaluation_of_a_stream_counts_each_sample_once,
+    an_own_training_step_calls_that_of_this_class_or_is_told_to,
+)

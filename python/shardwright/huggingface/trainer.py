@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +15,7 @@ from shardwright.accelerate import Accelerator
 from shardwright.accelerate.accelerator import distributed
 from shardwright.accelerate.gathering import gathered, gathered_objects
 from shardwright.accelerate.seat import started
-from shardwright.errors import ConfigError
+from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.huggingface import saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
 from shardwright.huggingface.evaluation import ModelInSteps, mean_over_replicas, samples_in, without_fillers
@@ -52,6 +52,12 @@ class Trainer(transformers.Trainer):
     #: one microbatch: 2 for chosen rows followed by rejected ones, as of the collators of TRL, which are known.
     row_blocks: int | None = None
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Let a ``training_step`` of a subclass that runs the model itself fail with what to write instead."""
+        super().__init_subclass__(**keywords)
+        if "training_step" in vars(cls):
+            setattr(cls, "training_step", _explained(vars(cls)["training_step"]))  # noqa: B010
+
     def __init__(self, model: Any = None, args: Any = None, *others: Any, **keywords: Any) -> None:
         """Create it, with the arguments of ``transformers.Trainer``."""
         started(f"shardwright.huggingface.{type(self).__name__}")
@@ -67,6 +73,8 @@ class Trainer(transformers.Trainer):
         args = as_of_rank(TrainingArguments("tmp_trainer") if args is None else args)
         self._train_steps: dict[int, StepFunction[..., Any]] = {}
         self._in_steps: dict[int, ModelInSteps] = {}
+        #: Whether the code of a subclass's ``training_step`` runs, before it has called that of this class.
+        self._in_own_step = False
         self._weighing = Weighing(self)
         super().__init__(model, args, *others, **keywords)
         if self.optimizer is not None and state.cfg.tensor_parallel_degree > 1:
@@ -141,6 +149,7 @@ class Trainer(transformers.Trainer):
         Returns:
             The loss, which counts for the samples of this rank.
         """
+        self._in_own_step = False
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -309,6 +318,28 @@ class Trainer(transformers.Trainer):
         raise ConfigError(
             "Trainer.hyperparameter_search: start a job for each trial, since all ranks have to try the same"
         )
+
+
+def _explained(training_step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a subclass's ``training_step`` with an error that helps, if it runs the model outside of steps."""
+
+    @functools.wraps(training_step)
+    def explained(self: Trainer, *args: Any, **keywords: Any) -> Any:
+        self._in_own_step = True
+        try:
+            return training_step(self, *args, **keywords)
+        except ShardwrightError as error:
+            if not self._in_own_step:
+                raise
+            raise ConfigError(
+                f"{type(self).__name__}.training_step runs the model, or its backward, itself, and a divided model "
+                "runs in steps: override compute_loss, which runs once for each microbatch, and call "
+                "super().training_step(model, inputs, num_items_in_batch) where training_step does something besides"
+            ) from error
+        finally:
+            self._in_own_step = False
+
+    return explained
 
 
 def _microbatches(samples: int) -> int:
