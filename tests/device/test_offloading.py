@@ -86,10 +86,13 @@ def test_the_peak_of_device_memory_falls(where: bool | str, monkeypatch: pytest.
     assert expected["peak"] - found["peak"] > 2 * BLOCKS * (4 << 20)
 
 
-def test_locked_memory_does_not_grow_with_the_steps() -> None:
+def test_locked_memory_is_used_again_in_every_step() -> None:
     locked = run(True, steps=6)["locked"]
     assert locked[0] > 0
-    assert locked[-1] == locked[1]
+    # At most what one step keeps, and what copies of its end still read. How much that is depends on their speed.
+    kept = MICROBATCHES * BLOCKS * ROWS * WIDTH * 8
+    assert max(locked) <= 1.2 * kept
+    assert locked[-1] <= 1.2 * locked[0]
 
 
 def test_memory_is_not_used_again_before_its_copy_out_is_done() -> None:
@@ -103,6 +106,25 @@ def test_memory_is_not_used_again_before_its_copy_out_is_done() -> None:
         torch.full((1 << 24,), 255, dtype=torch.uint8, device=device)  # takes the memory, if it may
         done.synchronize()
         assert into.eq(fill).all()
+
+
+def test_a_copy_back_does_not_wait_for_copies_that_wait_for_a_computation() -> None:
+    streams, into = CudaStreams(), torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
+    device = torch.device("cuda", torch.cuda.current_device())
+    source = torch.full((1 << 20,), 7, dtype=torch.uint8, pin_memory=True)
+    leaving = torch.zeros(1 << 20, dtype=torch.uint8, device=device)
+    warm, done = streams.copy_back(source, device)  # streams and memory are made before it counts
+    done.synchronize()
+    assert warm.numel() == 1 << 20
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    computed = streams.computed(device)
+    left = streams.copy_out(leaving, into, computed)
+    tensor, done = streams.copy_back(source, device)
+    done.synchronize()
+    assert not computed.query(), "it waited for the computation"
+    left.synchronize()
+    assert into.eq(0).all()
+    assert tensor.eq(7).all()
 
 
 def test_a_computation_waits_for_its_copy_back_and_no_longer() -> None:

@@ -112,8 +112,8 @@ def exchange(rank: int, port: int, library: str, rounds: int, tell: Callable[[in
     device: Any = Rehearsed(library) if library else Cuda(rank)
     node = connect(rank, port, device.options, tell)
     print("joined", flush=True)
-    if rounds == 0:  # both only begin to use their devices
-        node.use_device(0)
+    if rounds == 0 or not library:  # both begin to use their devices, and on GPUs open each other's before they send
+        node.use_device(0 if library else torch.cuda.current_device())
         deadline = time.monotonic() + WAIT
         while node.comm_stats()["peers"][1 - rank]["devices"] == "not used" and time.monotonic() < deadline:
             time.sleep(0.01)

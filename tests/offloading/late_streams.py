@@ -89,7 +89,7 @@ class LateStreams:
     def copy_out(self, source: torch.Tensor, into: torch.Tensor, after: LateEvent) -> LateEvent:
         assert self.is_locked(into)
         self.log.append("out")
-        into.view(torch.uint8).fill_(0xA5)
+        _bits(into).fill_(0xA5)
         expected = source.clone()
 
         def copy() -> None:
