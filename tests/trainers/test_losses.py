@@ -32,7 +32,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return folder
 
 
-@pytest.mark.parametrize("job", JOBS)
+#: What others show too.
+_SLOW = {"pp2 of 1 microbatch", "dp2 of 2 microbatches"}
+
+
+@pytest.mark.parametrize("job", [pytest.param(job, marks=pytest.mark.slow) if job in _SLOW else job for job in JOBS])
 def test_losses_are_those_of_the_batch(job: str, plain: Path) -> None:
     ranks, config = JOBS[job]
     outputs = outputs_of_ranks("-m", "tests.trainers.losses_rank", plain, json.dumps(config), ranks=ranks, folder=ROOT)
