@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Decoder
 from shardwright.checkpoints.places import check_on_disk
-from shardwright.checkpoints.resuming import Saved
+from shardwright.checkpoints.saved import Saved
 from shardwright.checkpoints.saving import USER
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER
 from shardwright.checkpoints.torch_distributed.importing import LOSS_SCALER, MASTER_WEIGHTS, USER_CONTENT
