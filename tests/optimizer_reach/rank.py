@@ -82,6 +82,19 @@ def exact(optimizer: str, bias: bool) -> None:
     pair.run(2, first=5)
 
 
+def saved(optimizer: str, bias: bool, folder: str) -> None:
+    """Training goes on from a checkpoint, which divides state of a parameter's shape and has other state whole."""
+    pair = Pair(optimizer, bias)
+    pair.run(3)
+    smp.save_checkpoint(folder, tag="third", partial=True, model=pair.model, optimizer=pair.optimizer)
+    plain = copy.deepcopy((pair.plain.state_dict(), pair.reference.state_dict()))
+    pair.run(2, first=3)
+    smp.resume_from_checkpoint(folder, tag="third", model=pair.model, optimizer=pair.optimizer)
+    pair.plain.load_state_dict(plain[0])
+    pair.reference.load_state_dict(plain[1])
+    pair.run(2, first=5)
+
+
 def refused(optimizer: str, bias: bool, words: str) -> None:
     """It is refused by its name, when it is wrapped or in its first step, on every rank."""
     with pytest.raises(smp.ConfigError, match=words):
@@ -100,7 +113,7 @@ def unwrapped(optimizer: str) -> None:
     OPTIMIZERS["mine"](list(model.parameters())).step()
 
 
-CASES = {"exact": exact, "refused": refused, "unwrapped": unwrapped}
+CASES = {"exact": exact, "saved": saved, "refused": refused, "unwrapped": unwrapped}
 
 
 def run(case: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Drawn optimizers over drawn divisions: what is found to look no farther than it may is exact in parts; none is wrong."""
+"""Drawn optimizers over drawn divisions: what looks no farther than it may is exact in parts, and none is wrong."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,9 +30,11 @@ def run(ranks: int, config: dict[str, Any], cases: list[Case]) -> None:
 EXACT = [case("exact", "muon", bias=False), *(case("exact", name, bias=True) for name in OF_A_PARAMETER)]
 
 
-def test_over_tensor_parallel_ranks() -> None:
+def test_over_tensor_parallel_ranks(tmp_path: Path) -> None:
     cases = [
         *EXACT,
+        case("saved", "muon", bias=False, folder=str(tmp_path / "muon")),
+        case("saved", "adafactor", bias=True, folder=str(tmp_path / "adafactor")),
         case("exact", "clipped", bias=False),
         case("refused", "noisy", bias=True, words="Noisy draws random numbers"),
         case("refused", "keeps", bias=True, words="Keeps is not known to update each parameter by itself"),

@@ -133,7 +133,7 @@ class OptimizerState:
                 value = shard_of(value).detach()
                 if value.shape == one.shape:
                     found += one.pieces(value, OPTIMIZER, f"/{key}")
-                elif value.dim() == 0 or one.is_whole:
+                elif value.dim() == 0 or one.is_whole or optimizer._updates_whole:  # the same on all tp ranks
                     offset = (0,) * value.dim()
                     found += [
                         Piece(f"{OPTIMIZER}{name}/{key}", tuple(value.shape), offset, value) for name in one.named.names

@@ -218,12 +218,9 @@ def _prepare(
 ) -> None:
     """Do everything that may still fail: average over microbatches and data-parallel ranks, and run hooks."""
     runtime.step.committing = True
-    sent = {one.model_id: one.replicas.sent_buckets for one in taking_part}
-    divisor = agreed_divisor(
-        runtime,
-        {model: numbers for model, numbers in sent.items() if any(numbers)},
-        {one.model_id: one.replicas.trained for one in taking_part},
-    )
+    sent = {one.model_id: one.replicas.sent_buckets for one in taking_part if any(one.replicas.sent_buckets)}
+    trained = {one.model_id: one.replicas.trained for one in taking_part}
+    divisor = agreed_divisor(runtime, sent, trained)
     transaction.end_tasks()
     for placement in taking_part:
         placement.replicas.check_gradients()
