@@ -14,7 +14,7 @@ def _step(name: str, seconds: float = 30) -> Step:
 
 PLAN = (
     _step("raises"),
-    _step("hangs", 6),
+    _step("hangs", 2),
     _step("dies"),
     _step("says_nothing"),
     _step("missing"),

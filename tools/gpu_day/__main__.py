@@ -62,7 +62,8 @@ def main() -> int:
     try:
         output = Output(folder)
         output.note(_machine(given.device, given.tiny))
-        runner = Runner(replace(options_of(given), folder=scratch), output, began, given.seconds)
+        options = replace(options_of(given), folder=scratch)
+        runner = Runner(options, output, began, given.seconds or RUN_SECONDS * options.patience)
         runner.run(_chosen(module.PLAN, given.only))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -77,7 +78,7 @@ def _parse() -> argparse.Namespace:
     add_arguments(parser)
     parser.set_defaults(tiny=os.environ.get("TINY") == "1")
     parser.add_argument("--only", metavar="STEP,...", help="these steps only")
-    parser.add_argument("--seconds", type=float, default=RUN_SECONDS, help="the most that the run may take")
+    parser.add_argument("--seconds", type=float, help="the most that the run may take; 480 on a GPU")
     parser.add_argument("--plan", default="tools.gpu_day.plan", help=argparse.SUPPRESS)
     given = parser.parse_args()
     known = [each.name for each in importlib.import_module(given.plan).PLAN]

@@ -23,6 +23,11 @@ class Options:
     rehearsal: str | None
     folder: Path
 
+    @property
+    def patience(self) -> float:
+        """By how much deadlines are longer than on a GPU: a rehearsal may share its processors with other tests."""
+        return 3.0 if self.device == "cpu" else 1.0
+
     def arguments(self) -> list[str]:
         """The command line from which :func:`parse` makes these options."""
         words = ["--device", self.device, "--folder", str(self.folder)]

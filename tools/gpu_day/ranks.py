@@ -66,7 +66,8 @@ def run_ranks(
             current device is r modulo the number of devices.
         options: What it is given.
         ranks: How many processes run it.
-        seconds: How long they may take; whatever runs then is killed, after its stacks were written to its log.
+        seconds: How long they may take, times the options' patience; whatever runs then is killed, after its stacks
+            were written to the step's file.
         environment: Variables that they have besides.
         grace: How long the others may run on once one has failed.
         watch: Called again and again with the process ids while they run.
@@ -87,7 +88,7 @@ def run_ranks(
             module, {**own, **(environment or {})}, log, log, False,
         )  # fmt: skip
         started.append((pid, result, log))
-    codes = _wait([pid for pid, _, _ in started], seconds, grace, watch)
+    codes = _wait([pid for pid, _, _ in started], seconds * options.patience, grace * options.patience, watch)
     ended = []
     for (_, result, log), code in zip(started, codes, strict=True):
         found = json.loads(result.read_text()) if result.exists() else None

@@ -62,7 +62,7 @@ class Runner:
                 row = {"step": each.name, "state": "not run", "seconds": 0.0, "error": "no time was left for it"}
                 self.output.add(row, [])
                 continue
-            self._step(each, min(each.seconds, left))
+            self._step(each, min(each.seconds * self._options.patience, left))
 
     def _step(self, each: Step, seconds: float) -> None:
         folder = self._options.folder / each.name
