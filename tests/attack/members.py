@@ -16,6 +16,7 @@ from shardwright.rendezvous import _lines
 from tests.jobs.built import build_hostile_member
 from tests.jobs.door import ask, name_of
 from tests.jobs.job import Job, torchrun_environment
+from tests.jobs.patience import HANG_SECONDS
 
 from .watch import PROGRAM, STEP_SECONDS, TOLERANCE, anonymous_mb
 
@@ -71,7 +72,7 @@ class Outcome:
 def frames() -> list[tuple[str, str]]:
     """Names and bytes of what a member may put on a connection."""
     lines = subprocess.run(
-        [build_hostile_member(), "frames"], capture_output=True, text=True, check=True, timeout=60
+        [build_hostile_member(), "frames"], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
     ).stdout
     return [(name, digits) for name, digits in (line.split("\t") for line in lines.splitlines())]
 
@@ -116,7 +117,7 @@ def over_ucx(ranks: int, wanted: Iterable[str] = OVER_UCX) -> Iterator[Outcome]:
             try:
                 assert example.stdout is not None
                 said = example.stdout.readline()
-                assert said.startswith("sent "), example.communicate(timeout=10)
+                assert said.startswith("sent "), example.communicate(timeout=HANG_SECONDS)
                 before = [anonymous_mb(process.pid) for process in job.ranks]
                 yield _outcome(name, OVER_UCX[name], job, before, None, ranks - 1)
             finally:

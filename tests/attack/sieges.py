@@ -18,6 +18,7 @@ from tests.hosts.network import LINK, Network
 from tests.jobs.door import ask, name_of
 from tests.jobs.job import Job, torchrun_environment
 from tests.jobs.listeners import listeners
+from tests.jobs.patience import slowdown
 from tests.jobs.ports import next_port
 
 from . import strangers
@@ -109,7 +110,7 @@ def while_it_starts(name: str, keys: dict[str, Any], count: int) -> Iterator[Row
             steps = [step for process in ranks for step in process.events("step")]
             inexact = sum(step["error"] > 1e-10 for step in steps)
             attacks = 4 * (count // 2)
-            survived = attacks if seconds < START_SECONDS and not inexact else 0
+            survived = attacks if seconds < START_SECONDS * slowdown() and not inexact else 0
             yield Row(name, "while it starts", attacks, survived, inexact, said=f"started in {seconds:.1f} s")
 
 

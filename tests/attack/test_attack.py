@@ -8,15 +8,16 @@ import sys
 
 import pytest
 
+from tests.jobs.patience import HANG_SECONDS
+
 from . import members
 from .__main__ import MOST_GROWTH_MB
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_strangers_are_survived_by_a_job_that_encrypts() -> None:
     command = [sys.executable, "-m", "tests.attack", "--count", "2", "--only", "2 ranks, encrypted"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     total = json.loads(done.stdout.splitlines()[-1])
     assert total["attacks"] == total["survived"] > 0

@@ -13,6 +13,7 @@ from shardwright.command import main
 
 from tests.checkpoint.exchanged import batch, gpt2
 from tests.checkpoint.running import PIPELINE, TENSOR, case, run
+from tests.jobs.patience import HANG_SECONDS
 
 #: Loads a model by ``transformers`` alone, and writes its logits.
 ALONE = """
@@ -38,7 +39,9 @@ def test_what_a_job_has_trained_is_loaded_by_transformers_alone(config: dict[str
     saved, full, logits = tmp_path / "saved", tmp_path / "full", tmp_path / "logits"
     run(2, case("save_trained", config, folder=str(saved)))
     command("export", saved, "--full", full)
-    ran = subprocess.run([sys.executable, "-c", ALONE, full, logits], capture_output=True, text=True, timeout=110)
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, full, logits], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert ran.returncode == 0, ran.stderr
     expected = load_file(saved / "logits")["value"]
     assert expected.shape == (4, 7, 97)

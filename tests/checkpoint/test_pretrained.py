@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.layouts.rank import build
 from tests.checkpoint.pretrained import inputs, undivided
 from tests.checkpoint.running import PIPELINE, TENSOR, case, run
+from tests.jobs.patience import HANG_SECONDS
 
 #: Loads a model by ``transformers`` alone, and writes its logits.
 ALONE = """
@@ -44,7 +45,7 @@ def test_transformers_alone_loads_what_a_divided_model_saves(
     run(2, case("save_folder", config, folder=str(folder), model=model, shard=shard))
     save_file(inputs(model), given)
     ran = subprocess.run(
-        [sys.executable, "-c", ALONE, folder, given, model], capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", ALONE, folder, given, model], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert ran.returncode == 0, ran.stderr
     expected = load_file(folder / "logits")["value"]

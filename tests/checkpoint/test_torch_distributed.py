@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from tests.checkpoint.running import PARAMETERS, PIPELINE, SHARDED, case, run
 from tests.checkpoint.torch_program import alone
 from tests.jobs.forked import ROOT
+from tests.jobs.patience import HANG_SECONDS
 
 
 def plain(*words: object, ranks: int = 1) -> None:
@@ -31,7 +32,7 @@ def plain(*words: object, ranks: int = 1) -> None:
     environment = [{**os.environ, "RANK": str(rank)} for rank in range(ranks)]
     running = [subprocess.Popen(command, env=each, cwd=ROOT, stderr=subprocess.PIPE, text=True) for each in environment]
     for each in running:
-        _, err = each.communicate(timeout=110)
+        _, err = each.communicate(timeout=HANG_SECONDS)
         assert each.returncode == 0, err
 
 

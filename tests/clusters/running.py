@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.jobs.patience import HANG_SECONDS
+
 RECIPES = Path(__file__).parents[2] / "examples" / "clusters"
 SCRIPT = RECIPES.parent / "elastic.py"
-LIMIT_SECONDS = 200.0
+LIMIT_SECONDS = HANG_SECONDS
 
 
 def run_recipe(

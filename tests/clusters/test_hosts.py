@@ -17,7 +17,6 @@ from .running import LIMIT_SECONDS, SCRIPT, run_recipe, trained_by
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
-    pytest.mark.timeout(300),
 ]
 
 

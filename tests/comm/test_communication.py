@@ -15,7 +15,9 @@ from shardwright.config import load_config
 from shardwright.errors import ConfigError, JobStartError
 from shardwright.values import decode, pack, registry
 
-WAIT = 30.0
+from tests.jobs.patience import HANG_SECONDS
+
+WAIT = HANG_SECONDS
 ROUTES = ["in_message", "peer_copy", "shared_memory", "host_staged", "tcp"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,8 +22,6 @@ RANKS = 3
 WIDTH = 6
 MICROBATCHES = 4
 HARMLESS = "seed={} delay=0.3 reorder=0.3 duplicate=0.3"
-#: Longer than the deadline of the harmful faults, and far from the timeouts of anything else.
-SECONDS = 40.0
 
 
 class Model(nn.Module):
@@ -127,9 +124,7 @@ def test_harmless_faults_change_no_bit_of_any_gradient(seed: int, expected: dict
 )
 def test_harmful_faults_end_the_step_on_every_rank_with_the_peer_named(harm: str, reason: str, after: int) -> None:
     with job_with(f"{HARMLESS.format(1)} {harm} after={after} from=1 deadline=3") as job:
-        began = time.monotonic()
         found = train(job, steps=50)
-        assert time.monotonic() - began < SECONDS
         for error in found:
             assert isinstance(error, PeerLostError | RemoteError), error
         # Rank 1 is the one whose messages do not come through; it learns that the others have given it up. Where its

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,8 +19,9 @@ from shardwright.errors import JobStartError, PeerLostError, ShardwrightError
 from shardwright.values import pack, registry, unpack
 
 from tests.jobs.forked import Forked
+from tests.jobs.patience import HANG_SECONDS
 
-WAIT = 30.0
+WAIT = HANG_SECONDS
 OVER_TCP = comm_options(load_config({"transport": "tcp"}, {}, {}), {}, 1, one_host=True)
 
 
@@ -154,7 +154,7 @@ def test_a_single_node_has_nobody_to_talk_to() -> None:
     node.close()
 
 
-@pytest.mark.parametrize("wait", ["node.recv_object(1, 'c', 60.0)", "node.barrier([0, 1], 'b')", "start()"])
+@pytest.mark.parametrize("wait", ["node.recv_object(1, 'c', 1e5)", "node.barrier([0, 1], 'b')", "start()"])
 def test_an_interrupt_ends_every_wait(wait: str) -> None:
     script = f"""
 import sys
@@ -165,7 +165,7 @@ from shardwright.config import load_config
 def start():
     listening = _core.Rendezvous.listen("127.0.0.1", b"secret")
     options = comm_options(load_config({{}}, {{}}, {{}}), {{}}, 1, one_host=True)
-    _core.Node.connect(rank=0, world=2, place=listening, fingerprint="", version="", connect_timeout=60.0,
+    _core.Node.connect(rank=0, world=2, place=listening, fingerprint="", version="", connect_timeout=1e5,
                        liveness_timeout=60.0, bind_address=None, host_name="h", options=options)
 
 nodes = _core.Node.in_process(2)
@@ -180,12 +180,10 @@ except KeyboardInterrupt:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT) == 7
     finally:
         process.kill()
-    assert time.monotonic() - began < 10
 
 
 def test_an_unknown_peer_is_counted_and_the_first_one_logged(caplog: pytest.LogCaptureFixture) -> None:

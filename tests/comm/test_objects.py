@@ -15,6 +15,7 @@ from shardwright.errors import ConfigError
 from shardwright.job.ranks import global_rank
 
 from tests.jobs.job import Job
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "objects.py"
@@ -31,7 +32,7 @@ def scenarios() -> list[str]:
 @pytest.fixture(scope="module")
 def passed() -> list[list[str]]:
     """By rank, the scenarios that hold."""
-    return [output.split() for output in outputs_of_ranks(PROGRAM, ranks=4, seconds=300)]
+    return [output.split() for output in outputs_of_ranks(PROGRAM, ranks=4)]
 
 
 @pytest.mark.parametrize("scenario", scenarios())
@@ -78,7 +79,7 @@ def test_whole_numbers_of_any_type_are_ranks(zero: int) -> None:
 
 def test_who_waits_for_a_dead_rank_or_sends_to_it_is_told() -> None:
     with Job(str(ENDING.with_suffix("")), 3, ["lost"]) as job:
-        job[2].wait(60.0)
+        job[2].wait(HANG_SECONDS)
         job.all_end_with([0, 0, -signal.SIGKILL], limit=30.0)
         said = (job[0].out + job[1].out).splitlines()
     assert [line.partition(":")[0] for line in said] == ["waiting", "sending", "broadcast", "gather", "barrier"]

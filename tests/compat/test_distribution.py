@@ -13,6 +13,7 @@ import pytest
 import shardwright
 
 from tests.jobs.forked import ROOT
+from tests.jobs.patience import HANG_SECONDS
 
 COMPAT = ROOT / "compat"
 PACKAGE = COMPAT / "smdistributed" / "modelparallel"
@@ -29,7 +30,7 @@ def python(*command: str | Path, paths: list[Path], folder: Path | None = None) 
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
     )
 
 

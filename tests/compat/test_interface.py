@@ -11,6 +11,7 @@ from tests.compat import accepted
 from tests.compat.interface import KEYS, OLD_VERSIONS, SYMBOLS, Key
 from tests.compat.lookup import refused_symbols, wrong_symbols
 from tests.jobs.forked import ROOT
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import outputs_of_ranks
 
 _NOT_OFFERED = """
@@ -59,6 +60,10 @@ def test_the_script_has_every_key_on_its_command_line() -> None:
 
 def test_the_guides_tables_are_up_to_date() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "tests.compat.page", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "tests.compat.page", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert result.returncode == 0, result.stderr

@@ -19,6 +19,8 @@ from shardwright.delayed.operations import Operation
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.jobs.patience import HANG_SECONDS
+
 
 class Unusual(nn.Module):
     """Parameters made in other ways than by layers."""
@@ -277,7 +279,7 @@ def test_other_ranks_draw_what_the_first_one_draws() -> None:
         def run(rank: int) -> None:
             def gather(value: Any) -> list[Any]:
                 gathered[rank].append(value)
-                meeting.wait(10)
+                meeting.wait(HANG_SECONDS)
                 return [each[len(gathered[rank]) - 1] for each in gathered]
 
             answers[rank] = draw_as_first([one.value for one in ranks[rank]], gather, is_first=rank == 0)

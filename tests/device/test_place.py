@@ -11,6 +11,7 @@ from shardwright.errors import ConfigError
 from shardwright.execution.worker import WorkerPool
 from shardwright.process_groups import take_device
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.runtimes import make_runtime
 
 
@@ -79,7 +80,7 @@ def test_threads_that_run_modules_compute_on_the_ranks_device(monkeypatch: pytes
     runtime.place.make_device_current()
     pool = WorkerPool(runtime)
     pool.start(0)
-    pool.join(30.0)
+    pool.join(HANG_SECONDS)
     assert found == [3]
 
 

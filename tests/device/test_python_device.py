@@ -14,6 +14,7 @@ import pytest
 import shardwright
 
 from tests.device.python_device import NAME
+from tests.jobs.patience import HANG_SECONDS
 
 TASKS = [f"[0, {microbatch}]" for microbatch in range(4)]
 
@@ -30,7 +31,7 @@ def found() -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": f"{root / 'python'}:{root}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
     )
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(scenarios), f"it ended with {ended.returncode} after {lines}:\n{ended.stderr[-4000:]}"

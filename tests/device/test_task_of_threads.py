@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from shardwright.job.threads import set_task_of_thread, task_of_thread
 
+from tests.jobs.patience import HANG_SECONDS
+
 #: More backwards inside one another than torch runs on one thread.
 DEPTH = 70
 
@@ -37,7 +39,7 @@ def noted(task: object, together: threading.Barrier) -> list[tuple[int, object]]
     notes: list[tuple[int, object]] = []
     x = torch.ones(1, requires_grad=True)
     y = Nested.apply(x, DEPTH, notes)  # type: ignore[no-untyped-call]
-    together.wait(30)
+    together.wait(HANG_SECONDS)
     y.sum().backward()
     assert task_of_thread() is task
     set_task_of_thread(None)

@@ -12,9 +12,10 @@ import pytest
 
 from tests.jobs.built import build_rehearsal
 from tests.jobs.forked import Forked
+from tests.jobs.patience import HANG_SECONDS
 
 JOB = Path(__file__).with_name("transfer_job.py")
-WAIT = 120.0
+WAIT = HANG_SECONDS
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,9 @@ from shardwright import _core
 from shardwright.config import load_config
 from shardwright.values import pack, registry, unpack
 
-WAIT = 60.0
+from tests.jobs.patience import HANG_SECONDS
+
+WAIT = HANG_SECONDS
 SIZES = (3, 4_000, 300_000)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import outputs_of_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def test_the_readme_runs_as_it_says(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("\n\n".join(CODE.findall(readme)))
     (command,) = re.findall(r"^shardwright run .* script\.py$", readme, re.MULTILINE)
     result = subprocess.run(
-        [sys.executable, "-m", *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.splitlines()) == 3  # of rank 0, a loss for each step
@@ -66,6 +67,6 @@ def test_the_table_of_configuration_keys_is_the_librarys() -> None:
         [sys.executable, ROOT / "tools" / "configuration_table.py", "--check"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     assert result.returncode == 0, result.stderr

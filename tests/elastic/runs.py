@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.elastic.rank import EXAMPLE, example
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ports import next_port
 from tests.jobs.ranks import forked_ranks, outputs_of_ranks
 
 ROOT = EXAMPLE.parents[1]
 STEPS, KILLED_IN = 60, 30
 #: Several starts of Python and torch by several agents, on a machine that has other things to do as well.
-LIMIT_SECONDS = 400.0
+LIMIT_SECONDS = HANG_SECONDS
 #: How long agents wait for more nodes than they need, and how soon they notice that one is gone.
 RENDEZVOUS = "last_call_timeout=30,keep_alive_interval=1,keep_alive_max_attempt=5"
 _POLL_SECONDS = 0.01
@@ -151,7 +152,7 @@ def under_torchrun(folder: Path, nodes: int, step: int, *arguments: str) -> Trai
             if agent.poll() is None:
                 agent.terminate()  # with its ranks
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    agent.wait(40.0)
+                    agent.wait(HANG_SECONDS)
                 agent.kill()
     return trained(folder / "run")
 

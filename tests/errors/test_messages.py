@@ -31,6 +31,7 @@ from shardwright.verify.report import Departure, Report, Row
 from torch import nn
 
 from tests.errors import stored
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.runtimes import make_runtime
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "errors.md"
@@ -194,7 +195,7 @@ def servers(function: Callable[[Any, int], None]) -> None:
     try:
         with ThreadPoolExecutor(2) as pool:
             for future in [pool.submit(function, server, rank) for rank, server in enumerate(made)][::-1]:
-                future.result(30)
+                future.result(HANG_SECONDS)
     finally:
         for server in made:
             server.close()

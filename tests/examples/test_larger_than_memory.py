@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.examples.running import EXAMPLES
 from tests.jobs.ranks import run_ranks
 
 SCRIPT = EXAMPLES / "larger_than_memory.py"
 
 
-@pytest.mark.timeout(240)
 def test_it_trains_within_the_limit_only_with_what_saves_memory() -> None:
     first, *others = run_ranks(SCRIPT, ranks=4)
     assert [first.code, *(each.code for each in others)] == [0] * 4, first.err

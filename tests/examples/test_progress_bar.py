@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.running import EXAMPLES
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import forked_ranks, run_ranks
 
 SCRIPTS = [(EXAMPLES / "train_gpt_plain.py", 0), (EXAMPLES / "train_gpt.py", 2)]
@@ -40,12 +41,12 @@ def on_a_terminal(script: Path, ranks: int, folder: Path) -> str:
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        codes = [process.wait(100) for process in processes]
+        codes = [process.wait(HANG_SECONDS) for process in processes]
     finally:
         for process in processes:
             process.kill()
         os.close(terminal)
-        reader.join(20)
+        reader.join(HANG_SECONDS)
         os.close(ours)
     assert codes == [0] * len(processes), b"".join(pieces).decode()
     return b"".join(pieces).decode()

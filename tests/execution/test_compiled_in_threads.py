@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.jobs.patience import HANG_SECONDS
+
 SCRIPT = """
 import threading
 import shardwright as smp
@@ -31,4 +33,4 @@ def test_compiling_in_a_thread_that_has_ended_leaves_torch_whole(tmp_path: Path)
     # glibc overwrites what is freed, so that using it again crashes at once.
     environment = {**os.environ, "MALLOC_PERTURB_": "165"}
     command = [sys.executable, "-m", "shardwright", "run", "--ranks", "2", str(script)]
-    subprocess.run(command, env=environment, check=True, timeout=120)
+    subprocess.run(command, env=environment, check=True, timeout=HANG_SECONDS)

@@ -21,6 +21,8 @@ from shardwright.errors import (
 )
 from shardwright.values import pack, registry, unpack
 
+from tests.jobs.patience import HANG_SECONDS
+
 Run = Callable[["Rank", int, Any], Any]
 
 
@@ -97,7 +99,7 @@ class Rank:
     def close(self) -> None:
         self.server.close()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(HANG_SECONDS)
             assert not thread.is_alive()
 
 
@@ -137,7 +139,7 @@ def ranks() -> Iterator[list[Rank]]:
 def on_all(ranks: list[Rank], main: Callable[[Rank], Any]) -> list[Any]:
     with ThreadPoolExecutor(len(ranks)) as pool:
         futures = [pool.submit(main, rank) for rank in ranks]
-        return [future.result(60) for future in futures]
+        return [future.result(HANG_SECONDS) for future in futures]
 
 
 def double_remotely(rank: Rank, worker: int, task: Any) -> Any:
@@ -295,7 +297,7 @@ def test_a_step_in_which_nothing_moves_is_reported_and_ends() -> None:
         # Rank 1's main thread asks for no worker's thread to be started, so the request is never served.
         with ThreadPoolExecutor(2) as pool:
             futures = [pool.submit(failure_of, lambda rank=rank: supervise_to_the_end(rank)) for rank in made]
-            errors = [future.result(30) for future in futures]
+            errors = [future.result(HANG_SECONDS) for future in futures]
         assert [type(error) for error in errors] == [StallError, StallError]
     finally:
         close(made)

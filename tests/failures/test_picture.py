@@ -11,6 +11,8 @@ import shardwright as smp
 from shardwright.job.runtime import current_runtime
 from shardwright.stalls.picture import MAX_LINES, describe, picture, script_place, split_ranks
 
+from tests.jobs.patience import HANG_SECONDS
+
 
 def described(rank: int, place: str, lines: int = 6) -> str:
     further = (f"  also at other.py:{number}, in f  [the script]" for number in range(lines - 2))
@@ -70,7 +72,7 @@ def test_a_rank_is_described_by_the_users_line_and_whole_stacks_are_for_debuggin
     thread = threading.Thread(target=waits_in_a_library)
     thread.start()
     try:
-        assert here.wait(20)
+        assert here.wait(HANG_SECONDS)
         assert thread.ident is not None
         place, *further = describe(current_runtime(), thread.ident).splitlines()
         assert place.startswith(f"rank 0 at {__file__}:")

@@ -22,6 +22,7 @@ from torch.distributed import TCPStore
 from tests.jobs.door import address_of, ask, name_of
 from tests.jobs.job import END_SECONDS, Job, torchrun_environment
 from tests.jobs.listeners import any_listener_outside
+from tests.jobs.patience import slowdown
 from tests.jobs.ports import next_port
 
 SECRET = {"environment": {"SHARDWRIGHT_SECRET": "a secret"}}
@@ -57,7 +58,7 @@ def attempts() -> dict[str, list[dict[str, Any]]]:
 def test_every_rank_learns_that_the_job_does_not_start(attempts: dict[str, list[dict[str, Any]]], name: str) -> None:
     for said in attempts[name]:
         assert said["failure"]["type"] == "JobStartError"
-        assert said["seconds"] < END_SECONDS
+        assert said["seconds"] < END_SECONDS * slowdown()
 
 
 def test_ranks_with_different_configurations(attempts: dict[str, list[dict[str, Any]]]) -> None:

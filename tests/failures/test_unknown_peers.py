@@ -17,6 +17,7 @@ from shardwright.errors import JobStartError
 from tests.attack.sieges import while_it_starts
 from tests.jobs.job import Job, Process
 from tests.jobs.listeners import any_listener_outside, listeners
+from tests.jobs.patience import HANG_SECONDS
 
 TOLERANCE = 1e-10
 MAGIC = b"SHARDWRT"
@@ -36,15 +37,16 @@ GARBAGE = (
 )
 
 
-def listening_ports(process: Process) -> list[int]:
-    """The ports on which a process listens, on the loopback interface only."""
-    assert not any_listener_outside(process.pid)
-    return [port for _, port in listeners(process.pid)]
+def own_port(job: Job, rank: int) -> int:
+    """The port on which a rank listens for others of the job, on the loopback interface only."""
+    assert not any_listener_outside(job[rank].pid)
+    (port,) = {port for _, port in listeners(job[rank].pid)} - {job.port}
+    return port
 
 
 def send_garbage(port: int, garbage: bytes) -> None:
     """Send, and wait until the other side has closed the connection."""
-    with socket.create_connection(("127.0.0.1", port), 10) as stream:
+    with socket.create_connection(("127.0.0.1", port), HANG_SECONDS) as stream:
         try:
             stream.sendall(garbage)
             while stream.recv(4096):
@@ -62,7 +64,7 @@ def call_with_wrong_secret(port: int) -> None:
             place=_core.Rendezvous.at("127.0.0.1", port, b"not the job's"),
             fingerprint="",
             version="",
-            connect_timeout=10.0,
+            connect_timeout=HANG_SECONDS,
             liveness_timeout=6.0,
             bind_address="127.0.0.1",
             host_name="unknown",
@@ -81,33 +83,25 @@ def rejected(process: Process) -> int:
     return int(process.events("step")[-1]["strangers"])
 
 
-def speaks_the_handshake(port: int) -> bool:
-    """Whether a port answers a hello with a challenge."""
-    with socket.create_connection(("127.0.0.1", port), 10) as stream:
-        stream.settimeout(1)
-        try:
-            stream.sendall(MAGIC + b"\2\0\1\0" + b"\0" * 40)
-            return stream.recv(8) == MAGIC
-        except (ConnectionError, TimeoutError):
-            return False
+def hear_the_challenge(port: int) -> None:
+    """Say a hello, which is answered with a challenge, and leave."""
+    with socket.create_connection(("127.0.0.1", port), HANG_SECONDS) as stream:
+        stream.sendall(MAGIC + b"\2\0\1\0" + b"\0" * 40)
+        assert stream.recv(8) == MAGIC
 
 
-def attack(process: Process) -> None:
+def attack(job: Job, rank: int) -> None:
     """Let all kinds of unknown peers call a rank, and wait until each has been dropped and counted."""
+    process, port = job[rank], own_port(job, rank)
     expected = rejected(process)
-    ports = []
-    for port in listening_ports(process):  # rank 0 hosts torch's store as well
-        if speaks_the_handshake(port):
-            ports.append(port)
-            expected += 1
-    (port,) = ports
+    hear_the_challenge(port)
     with ExitStack() as half_open:
         for _ in range(HALF_OPEN):
-            half_open.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            half_open.enter_context(socket.create_connection(("127.0.0.1", port), HANG_SECONDS))
         for garbage in GARBAGE:
             send_garbage(port, garbage)
         call_with_wrong_secret(port)
-    expected += HALF_OPEN + len(GARBAGE) + 1
+    expected += 1 + HALF_OPEN + len(GARBAGE) + 1
     process.wait_for(f"{expected} rejected connections", lambda: rejected(process) >= expected, 20)
     assert rejected(process) == expected
 
@@ -118,13 +112,15 @@ def resident_bytes(process: Process) -> int:
 
 
 def test_many_slow_unknown_peers_get_nothing_and_cost_little_memory(training: Job) -> None:
-    process = training.ranks[1]
-    (port,) = [port for port in listening_ports(process) if speaks_the_handshake(port)]
+    process, port = training[1], own_port(training, 1)
+    hear_the_challenge(port)
     process.wait_for("a rejected connection", lambda: rejected(process) == 1, 20)
     before = resident_bytes(process)
     most = before
     with ExitStack() as stack:
-        streams = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(MANY)]
+        streams = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), HANG_SECONDS)) for _ in range(MANY)
+        ]
         for byte in MAGIC + b"\2\0\1\0" + b"\0" * 36:  # all of a hello but its end, a byte at a time
             for stream in streams:
                 with suppress(ConnectionError):  # those beyond the number that may prove themselves are dropped
@@ -141,8 +137,8 @@ def test_many_slow_unknown_peers_get_nothing_and_cost_little_memory(training: Jo
 
 
 def test_unknown_peers_are_dropped_and_counted_and_the_training_goes_on(training: Job) -> None:
-    for process in training.ranks:
-        attack(process)
+    for rank in range(2):
+        attack(training, rank)
     numbers = [len(process.events("step")) for process in training.ranks]
     for process, number in zip(training.ranks, numbers, strict=True):
         process.event("step", number=number + 5)

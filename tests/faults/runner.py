@@ -84,13 +84,12 @@ class Session:
         Raises:
             Broken: One does not come.
         """
-        deadline = time.monotonic() + limit
         said = []
         for rank, process in enumerate(self.job.ranks):
             if rank in but:
                 continue
             try:
-                said.append(process.event(event, max(deadline - time.monotonic(), 0.05), number))
+                said.append(process.event(event, limit, number))
             except AssertionError as error:
                 raise Broken(f"rank {rank}: {error}") from None
         return said

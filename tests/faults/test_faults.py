@@ -11,10 +11,11 @@ import pytest
 
 from tests.covering import covering
 from tests.faults.cases import Case, all_cases
-from tests.faults.runner import START_SECONDS, TOLERANCE, Session, run, run_short
+from tests.faults.runner import START_SECONDS, TOLERANCE, Outcome, Session, run, run_short
+from tests.jobs.patience import HANG_SECONDS, slowdown
 
 WORKERS = 2
-#: How long the slowest rank may take to raise where nobody has to be waited for.
+#: How long the slowest rank may take to raise where nobody has to be waited for; on an idle machine.
 SLOWEST_SECONDS = 3.0
 
 
@@ -30,9 +31,13 @@ CHOSEN = [case for case in covering(all_cases(), pairs) if case.fault != "stop f
 @pytest.fixture(scope="module")
 def outcomes() -> dict[Case, str]:
     """What is wrong, by case."""
-    found = {}
-    for one in run(CHOSEN, WORKERS, lambda outcome: None):
-        slow = one.seconds is not None and one.seconds >= SLOWEST_SECONDS and not one.case.waits_by_contract
+    found, allowed = {}, {}
+
+    def measure(outcome: Outcome) -> None:
+        allowed[outcome.case] = SLOWEST_SECONDS * slowdown()
+
+    for one in run(CHOSEN, WORKERS, measure):
+        slow = one.seconds is not None and one.seconds >= allowed[one.case] and not one.case.waits_by_contract
         found[one.case] = one.note or ("nothing that is known" if one.is_bad else f"{one.seconds} s" if slow else "")
     return found
 
@@ -61,7 +66,7 @@ def test_where_a_rank_has_no_room_for_ucx_its_buffer_is_smaller_and_all_reach_ea
 ) -> None:
     """More than what Python and torch take: enough for connections and small buffers, and for one of usual size."""
     case = Case(layout, f"{more} of address space more", "start", rank, starts=True)
-    with Session(layout, case, connect_timeout_seconds=20) as session:
+    with Session(layout, case, connect_timeout_seconds=HANG_SECONDS) as session:
         session.start()
         said = session.all("exact", START_SECONDS, 0)
         buffers = [buffer_bytes(process.pid) for process in session.job.ranks]

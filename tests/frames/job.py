@@ -30,13 +30,13 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.job.runtime import Runtime, set_current_runtime
 from shardwright.scheduling import Scheduling
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.runtimes import make_runtime
 
 T = TypeVar("T")
 
-#: Longer than any step of a test takes; a rank that waits so long hangs.
-HANG_SECONDS = 60.0
-_STALL_SECONDS = 20.0
+#: No test waits for it: ranks of one process are slow where that has little of the processor.
+_STALL_SECONDS = 300.0
 _WAITS = (
     *("await_backward", "begin_step", "check_abort", "end_step", "enter_state", "leave_step", "supervise", "unwind"),
     *("recv_object", "wait"),

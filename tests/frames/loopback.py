@@ -38,10 +38,11 @@ from shardwright.values.tensors import unpack_one
 from torch import nn
 
 from tests.frames.fake_request import FakeRequest
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.runtimes import make_runtime
 
 _threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="loopback")
-_SECONDS = 120.0
+_SECONDS = HANG_SECONDS
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.gpu_day.listed import CASES, on_rank
+from tests.jobs.patience import HANG_SECONDS
 from tools.gpu_day.cases import run_cases
 from tools.gpu_day.findings import Findings
 from tools.gpu_day.options import Options
@@ -12,7 +13,9 @@ from tools.gpu_day.options import Options
 
 def test_a_case_that_fails_ends_its_job_and_the_rest_runs_in_a_new_one(tmp_path: Path) -> None:
     options = Options("cpu", True, None, tmp_path)
-    found = {name: (answers, error) for name, answers, error in run_cases(on_rank, CASES, options, seconds=100)}
+    found = {
+        name: (answers, error) for name, answers, error in run_cases(on_rank, CASES, options, seconds=HANG_SECONDS)
+    }
     assert list(found) == list(CASES)
     first, last = found["first"][0], found["last"][0]
     assert [answer["rank"] for answer in first] == [answer["rank"] for answer in last] == [0, 1]

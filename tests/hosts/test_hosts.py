@@ -19,7 +19,6 @@ from .network import LINK, Network, missing
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
-    pytest.mark.timeout(300),
 ]
 
 HOSTS = 4

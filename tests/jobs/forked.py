@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from .fork_server import REQUEST_BYTES
+from .patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Where the fork server of this run of tests listens; whoever starts it tells those that it starts.
 ADDRESS = "SHARDWRIGHT_FORK_SERVER"
-#: Importing torch and all else, on a machine that has other things to do as well.
-START_SECONDS = 120.0
 
 _LOCK = threading.Lock()
 
@@ -80,7 +79,7 @@ class Forked:
             self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._server.connect(fork_server())
             socket.send_fds(self._server, [text], [child_in, child_out, child_err])
-        self.pid: int = self._news(time.monotonic() + START_SECONDS)["pid"]
+        self.pid: int = self._news(time.monotonic() + HANG_SECONDS)["pid"]
 
     def _news(self, deadline: float) -> dict[str, int]:
         if not select.select([self._server], [], [], max(deadline - time.monotonic(), 0.0))[0]:
@@ -110,7 +109,7 @@ class Forked:
                 if self.returncode is None:
                     if not ready:
                         raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-                    self.returncode = self._news(deadline + 1.0)["code"]
+                    self.returncode = self._news(deadline + HANG_SECONDS)["code"]
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -191,7 +190,7 @@ def _start() -> str:
         start_new_session=True,  # a signal to the terminal's group is the tests' to pass on
     )
     atexit.register(_end, server, folder)
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not Path(address).exists():
         if server.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the fork server does not start (exit code {server.poll()})")

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from .forked import Forked
+from .patience import HANG_SECONDS, Patience
 from .ports import next_port
 
 #: Where programs are that are named without a folder.
 PROGRAMS = Path(__file__).parents[1] / "failures" / "programs"
-#: Starting Python and torch, on a machine that has other things to do as well.
-START_SECONDS = 60.0
-#: How long the ranks may take to end after one of them has failed.
+#: How long the ranks may take to end after one of them has failed; on an idle machine, as all limits here are.
 END_SECONDS = 10.0
 
 _MARK = "SHARDWRIGHT_TEST_JOB"
@@ -112,17 +111,16 @@ class Process:
 
     def wait_for(self, what: str, found: Callable[[], Any], limit: float) -> Any:
         """Wait until ``found`` finds something in the output."""
-        deadline = time.monotonic() + limit
+        patience = Patience(limit)
         with self._news:
             while not (result := found()):
-                left = deadline - time.monotonic()
-                if left <= 0 or (not self._threads and self._process.poll() is not None):
+                if patience.is_over or (not self._threads and self._process.poll() is not None):
                     text = "".join(self._streams["out"] + self._streams["err"])[-4000:]
-                    raise AssertionError(f"no {what} within {limit} s (exit code {self._process.poll()}):\n{text}")
-                self._news.wait(min(left, 1.0))
+                    raise AssertionError(f"no {what} in {patience} (exit code {self._process.poll()}):\n{text}")
+                self._news.wait(min(limit, 1.0))
         return result
 
-    def event(self, name: str, limit: float = START_SECONDS, number: int = 0) -> dict[str, Any]:
+    def event(self, name: str, limit: float = HANG_SECONDS, number: int = 0) -> dict[str, Any]:
         """Wait for an event, the ``number``-th of this name."""
         events: list[dict[str, Any]] = self.wait_for(
             f"event {name!r}", lambda: self.events(name)[number : number + 1], limit
@@ -148,7 +146,13 @@ class Process:
         """Wait for its end; the exit code."""
         return self._process.wait(limit)
 
-    def drained(self, limit: float = 5.0) -> None:
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it ends meanwhile."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
+        return not self.is_running()
+
+    def drained(self, limit: float = HANG_SECONDS) -> None:
         """Wait until all its output is read."""
         deadline = time.monotonic() + limit
         with self._news:
@@ -183,6 +187,7 @@ class Job:
 
     Attributes:
         ranks: The processes; of a launcher there is one.
+        port: Where torch's store listens, on rank 0; a launcher has its own.
     """
 
     def __init__(
@@ -205,7 +210,7 @@ class Job:
         if launcher is not None:
             self.ranks.append(Process(started([*launcher, *script], {**base, **environment(0)})))
             return
-        port = next_port()
+        self.port = port = next_port()
         for rank in range(ranks):
             own = {**base, **launch(rank, ranks, port), **environment(rank)}
             if prefix is None:
@@ -246,7 +251,7 @@ class Job:
                 found.append(int(entry.name))
         return found
 
-    def events(self, name: str, limit: float = START_SECONDS, number: int = 0) -> list[dict[str, Any]]:
+    def events(self, name: str, limit: float = HANG_SECONDS, number: int = 0) -> list[dict[str, Any]]:
         """The ``number``-th event of this name of every rank."""
         return [process.event(name, limit, number) for process in self.ranks]
 
@@ -263,14 +268,13 @@ class Job:
             limit: In how many seconds.
             but: Ranks that need not end.
         """
-        deadline = time.monotonic() + limit
+        patience = Patience(limit)
         waited_for = [process for rank, process in enumerate(self.ranks) if rank not in but]
         for process in waited_for:
-            try:
-                process.wait(max(0.01, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                threads = threads_of(process.pid)
-                raise AssertionError(f"a rank is alive after {limit} s:\n{process.out}{process.err}{threads}") from None
+            while not process.ends_within(min(limit, 1.0)):
+                if patience.is_over:
+                    written = f"{process.out}{process.err}{threads_of(process.pid)}"
+                    raise AssertionError(f"a rank is alive after {patience}:\n{written}")
         for process in waited_for:
             process.drained()
             assert not process.crashed(), f"a rank crashed ({process.wait(1.0)}):\n{process.out}{process.err}"

@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from .forked import Forked
 from .job import torchrun_environment
+from .patience import HANG_SECONDS
 from .ports import next_port
 
 
@@ -41,7 +42,7 @@ def forked_ranks(
 def run_ranks(
     *command: str | Path,
     ranks: int = 2,
-    seconds: float = 110,
+    seconds: float = HANG_SECONDS,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[Ended]:
@@ -69,7 +70,7 @@ def run_ranks(
 def outputs_of_ranks(
     *command: str | Path,
     ranks: int = 2,
-    seconds: float = 110,
+    seconds: float = HANG_SECONDS,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:

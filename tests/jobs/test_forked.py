@@ -14,9 +14,10 @@ import pytest
 from tests.jobs import ports
 from tests.jobs.forked import Forked
 from tests.jobs.group import Group
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import run_ranks
 
-SECONDS = 60.0
+SECONDS = HANG_SECONDS
 
 
 def ended(*command: str, **environment: str) -> tuple[int | None, str, str]:

@@ -5,6 +5,8 @@ import pytest
 from shardwright._core import LaunchInfo
 from shardwright.errors import JobStartError
 
+from tests.jobs.patience import HANG_SECONDS
+
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -91,7 +93,9 @@ def test_open_mpi_on_one_host_meets_at_a_loopback_port_that_all_ranks_derive() -
 
 def test_the_derived_port_is_the_same_in_every_process() -> None:
     script = f"from shardwright._core import LaunchInfo; print(LaunchInfo.detect({OPEN_MPI!r}).rendezvous_port)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    )
     assert int(found.stdout) == LaunchInfo.detect(OPEN_MPI).rendezvous_port
 
 

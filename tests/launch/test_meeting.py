@@ -44,5 +44,5 @@ def test_an_address_from_before_a_restart_is_passed_over() -> None:
 def test_a_rank_0_that_never_comes_is_an_error() -> None:
     store = HashStore()
     store.set("address", gone())
-    with pytest.raises(JobStartError, match=r"rank 1 waited 0\.\d s for rank 0, which did not start"):
+    with pytest.raises(JobStartError, match=r"rank 1 waited \d+\.\d s for rank 0, which did not start"):
         _where_rank_0_listens(LAUNCH, store, time.monotonic() + 0.2)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.forked import Forked
+from tests.jobs.patience import HANG_SECONDS
 
 PROGRAM = Path(__file__).with_name("own_group.py")
 
@@ -27,7 +28,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str,
     said: dict[str, list[dict[str, Any]]] = {}
     try:
         for process in processes:
-            out, errors = process.communicate(timeout=110)
+            out, errors = process.communicate(timeout=HANG_SECONDS)
             assert process.returncode == 0, errors[-4000:]
             for line in out.splitlines():
                 found = json.loads(line)

@@ -19,6 +19,8 @@ from shardwright.partition.decide import decide
 from shardwright.progress import Progress
 from torch import nn
 
+from tests.jobs.patience import HANG_SECONDS
+
 #: Long enough for a thread to start on a machine that is busy.
 DELAY = 0.05
 
@@ -45,7 +47,7 @@ def test_a_phase_that_lasts_is_said_once_while_it_lasts() -> None:
         told.set()
 
     with Progress(0, DELAY, say).phase("tracing"):
-        assert told.wait(20.0)
+        assert told.wait(HANG_SECONDS)
         time.sleep(3 * DELAY)
     assert said == ["rank 0: tracing, for 0.05 s so far"]
 
@@ -61,11 +63,13 @@ def test_a_quick_phase_and_other_ranks_say_nothing() -> None:
 
 def test_a_phase_that_fails_is_over() -> None:
     said: list[str] = []
-    with pytest.raises(KeyError), Progress(0, DELAY, said.append).phase("tracing"):
+    with pytest.raises(KeyError), Progress(0, 60.0, said.append).phase("tracing"):
         raise KeyError
-    time.sleep(3 * DELAY)
+    for thread in threading.enumerate():
+        if thread.name == "shardwright-progress":
+            thread.join(HANG_SECONDS)
+            assert not thread.is_alive()
     assert said == []
-    assert "shardwright-progress" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
@@ -90,7 +94,7 @@ def test_a_slow_forward_is_named_as_it_is_traced_and_as_it_is_measured(monkeypat
         told[text.split()[2]].set()
 
     def wait() -> None:
-        assert told[next(phases)].wait(20.0)
+        assert told[next(phases)].wait(HANG_SECONDS)
 
     model = Slow(wait)
     settings = SimpleNamespace(

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from shardwright.command import main
 
+from tests.jobs.patience import HANG_SECONDS
+
 TOLD = """
 import os, sys
 told = [os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("OMP_NUM_THREADS"), *sys.argv[1:]]
@@ -47,7 +49,7 @@ def run(folder: Path, text: str, *arguments: str, **variables: str) -> subproces
     (folder / "script.py").write_text(text)
     command = [sys.executable, "-m", "shardwright", "run", *arguments]
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=110, env=environment(**variables)
+        command, cwd=folder, capture_output=True, text=True, timeout=HANG_SECONDS, env=environment(**variables)
     )
 
 
@@ -101,10 +103,10 @@ def test_a_signal_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None
     assert process.stdout is not None
     ranks = [int(process.stdout.readline()) for _ in range(2)]
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 128 + number
     assert told.splitlines()[-1] == f"shardwright run: the job was ended by signal {int(number)}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_SECONDS
     while any(Path(f"/proc/{rank}").exists() for rank in ranks):
         assert time.monotonic() < deadline, "a rank is left"
         time.sleep(0.05)
@@ -149,14 +151,19 @@ def test_a_script_that_was_started_plainly_says_how_to_start_it(tmp_path: Path) 
     (tmp_path / "package" / "__main__.py").write_text(TRAINED)
     for started, named in ((["my script.py"], "'my script.py'"), (["-m", "package"], "-m package")):
         result = subprocess.run(
-            [sys.executable, *started], cwd=tmp_path, capture_output=True, text=True, timeout=110, env=environment()
+            [sys.executable, *started],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+            env=environment(),
         )
         assert result.returncode == 1
         (told,) = [line for line in result.stderr.splitlines() if line.startswith("shardwright.errors.ConfigError")]
         assert told.endswith(f"start it as: shardwright run --ranks 2 {named}")
         assert "world size 1 is not divisible" in told
     result = subprocess.run(
-        [sys.executable], input=TRAINED, capture_output=True, text=True, timeout=110, env=environment()
+        [sys.executable], input=TRAINED, capture_output=True, text=True, timeout=HANG_SECONDS, env=environment()
     )
     assert "shardwright.notebook.launch(function, ranks=2)" in result.stderr
 

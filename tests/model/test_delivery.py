@@ -14,8 +14,9 @@ from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, in_process_ranks
+from tests.jobs.patience import HANG_SECONDS
 
-SECONDS = 60.0
+SECONDS = HANG_SECONDS
 
 
 class Fails(nn.Linear):

@@ -15,6 +15,7 @@ from shardwright.job.runtime import current_runtime
 from shardwright.offloading import OffloadedActivations, activations
 from torch import nn
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.offloading.model import ROWS, WIDTH, start, train
 
 MICROBATCHES, BLOCKS = 4, 8
@@ -36,7 +37,7 @@ class Waiting(nn.Module):
 
 def wait_until_all_is_back() -> None:
     global in_time
-    offloaded, until = current_runtime()[OffloadedActivations], time.monotonic() + 20
+    offloaded, until = current_runtime()[OffloadedActivations], time.monotonic() + HANG_SECONDS
     while offloaded.counts()["on_the_way"] > 0:
         if time.monotonic() > until:
             raise TimeoutError("a tensor does not come back")

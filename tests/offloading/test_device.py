@@ -19,6 +19,8 @@ from shardwright.job.runtime import current_runtime
 from shardwright.offloading import Kept, OffloadedActivations, activations, device
 from shardwright.offloading.device import DeviceTransfers
 
+from tests.jobs.patience import HANG_SECONDS
+
 from .late_streams import LateStreams
 from .test_tensors import tensors, trained
 
@@ -31,7 +33,7 @@ class Rank:
 
     def __init__(self, directory: str | None, horizon: int = 1) -> None:
         self.core = _core.Offload(
-            rank=0, horizon=horizon, directory=directory, most_outgoing=1 << 20, timeout_seconds=20.0
+            rank=0, horizon=horizon, directory=directory, most_outgoing=1 << 20, timeout_seconds=HANG_SECONDS
         )
         self.streams = LateStreams()
         self.transfers = DeviceTransfers(self.core, self.streams)
@@ -48,7 +50,7 @@ class Rank:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Go on as tasks do, until something holds."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while not holds():
             assert time.monotonic() < deadline, self.core.counts()
             self.transfers.settle()

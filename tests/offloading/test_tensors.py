@@ -19,6 +19,8 @@ from shardwright.offloading.streams import CudaStreams
 from shardwright.offloading.tensors import MIN_BYTES, may_be_offloaded
 from torch import nn
 
+from tests.jobs.patience import HANG_SECONDS
+
 WIDTH = 96
 ROWS = 64
 
@@ -61,7 +63,7 @@ def tensors() -> dict[str, torch.Tensor]:
 def test_a_tensor_comes_back_bit_for_bit_in_its_layout(name: str, directory: str | None) -> None:
     tensor = tensors()[name]
     once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
-    offload = _core.Offload(rank=0, horizon=1, directory=directory, most_outgoing=0, timeout_seconds=20.0)
+    offload = _core.Offload(rank=0, horizon=1, directory=directory, most_outgoing=0, timeout_seconds=HANG_SECONDS)
     try:
         transfers = DeviceTransfers(offload, CudaStreams())
         kept = [Kept(offload.add_call(0, "a Linear"), transfers) for _ in range(3)]

@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tests.jobs.group import Group
+from tests.jobs.patience import HANG_SECONDS
 
 from .cases import Case
 from .table import Outcome, first_failure, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A job that has written nothing for this long is ended; ranks end themselves earlier.
-SILENT_SECONDS = 300.0
+SILENT_SECONDS = 1.5 * HANG_SECONDS
 POLL_SECONDS = 0.3
 LOG_LINES = 60
 #: Makes an outcome of the rows of a case, one of each rank; None where a rank has none.
@@ -66,10 +67,10 @@ class Job:
             if time.monotonic() - last > SILENT_SECONDS:
                 self.process.terminate()
                 try:
-                    self.process.wait(20)
+                    self.process.wait(HANG_SECONDS)
                 except subprocess.TimeoutExpired:
                     self.process.kill()
-                    self.process.wait(20)
+                    self.process.wait(HANG_SECONDS)
             time.sleep(POLL_SECONDS)
         progress.advance(bar, min(len(rows) for rows in self.rows()) - seen)
 
@@ -133,7 +134,7 @@ def run_cases(
                 finally:
                     if job.process.poll() is None:
                         job.process.kill()
-                        job.process.wait(20)
+                        job.process.wait(HANG_SECONDS)
                 found = job.outcomes()
                 complaints = {outcome.case.name: text for outcome in found if (text := complaint(outcome))}
                 if show_logs and complaints:

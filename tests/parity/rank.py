@@ -17,6 +17,8 @@ import torch
 from shardwright.delayed.materialise import has_delayed
 from torch import nn
 
+from tests.jobs.patience import HANG_SECONDS
+
 from .cases import Case
 from .compare import Comparison, at_microbatch
 from .lives import lived
@@ -28,7 +30,7 @@ from .table import row_of_failure
 
 SEED = 7
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
-CASE_SECONDS = 120.0
+CASE_SECONDS = HANG_SECONDS
 
 
 class RankRun:

@@ -20,6 +20,7 @@ from shardwright.offloading import OffloadedActivations, activations
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 from tests.jobs.listed import write_rows
+from tests.jobs.patience import HANG_SECONDS
 from tests.optimizer_sharding.shares import owned_elements, whole_gradients
 from tests.parity import rank as of_pipelines
 from tests.parity.problem import Phase
@@ -33,7 +34,7 @@ from .cases import DividedCase, HalfCase, MemoryCase, PipelineCase, feature_of
 from .recomputed import Recomputed
 
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
-CASE_SECONDS = 120.0
+CASE_SECONDS = HANG_SECONDS
 #: A forward waits until what it keeps has gone out, so that a test sees it come back.
 activations.MOST_OUTGOING_BYTES = 0
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.covering import covering
+from tests.jobs.patience import HANG_SECONDS
 from tests.parity.job import ROOT
 
 from .cases import DividedCase, HalfCase, MemoryCase, PipelineCase, all_cases, feature_of, few
@@ -188,7 +189,7 @@ def test_shards_have_to_be_seen(changed: dict[str, Any]) -> None:
 
 def test_the_command_prints_a_table_and_counts() -> None:
     command = [sys.executable, "-m", "tests.parity_memory", "layers-pp1-dp1-simple*", "layers-pp2-dp1-list*"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["cases"] == 2

@@ -19,6 +19,7 @@ from shardwright.tensor_parallel.module import ShardedTensors
 from torch import nn
 
 from tests.jobs.listed import write_rows
+from tests.jobs.patience import HANG_SECONDS
 from tests.parity.compare import Comparison
 from tests.parity.table import row_of_failure
 
@@ -28,7 +29,7 @@ from .problem import Problem
 from .reference import LEARNING_RATE, Expected, Samples, renamed, start, train
 
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
-CASE_SECONDS = 90.0
+CASE_SECONDS = HANG_SECONDS
 
 
 @functools.lru_cache(maxsize=8)

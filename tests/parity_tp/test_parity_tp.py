@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.parity.job import ROOT
 
 from .cases import BATCHES, MODELS, MODULES, OPTIMIZE, PLACES, TensorCase, cases
@@ -83,7 +84,7 @@ def test_some_cases_hold() -> None:
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_SECONDS,
     )
     summary = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout[-4000:]

@@ -34,12 +34,10 @@ def try_programs(seeds: range, config: pytest.Config, wide: bool = False) -> Sum
     return summary
 
 
-@pytest.mark.timeout(600)
 def test_random_programs_are_exact_or_refused(request: pytest.FixtureRequest) -> None:
     try_programs(SEEDS, request.config)
 
 
-@pytest.mark.timeout(600)
 def test_random_programs_that_make_use_of_more_are_exact_or_refused(request: pytest.FixtureRequest) -> None:
     try_programs(WIDE_SEEDS, request.config, wide=True)
 
@@ -51,7 +49,6 @@ def test_more_random_programs_are_exact_or_refused(request: pytest.FixtureReques
     try_programs(MORE_WIDE_SEEDS, request.config, wide=True)
 
 
-@pytest.mark.timeout(300)
 def test_programs_that_once_went_wrong_are_exact_or_refused() -> None:
     trials = []
     with jobs() as on:

@@ -15,10 +15,7 @@ from tests.errors import stored
 from tests.jobs.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 280.0
 TOLERANCE = 1e-12
-
-pytestmark = pytest.mark.timeout(SECONDS + 20)
 
 
 class Exact(NamedTuple):
@@ -188,7 +185,7 @@ class Ran(NamedTuple):
 @pytest.fixture(scope="module")
 def ran() -> Ran:
     """Both ranks, through all scenarios."""
-    ended = run_ranks("-m", "tests.silently_wrong.rank", folder=ROOT, seconds=SECONDS)
+    ended = run_ranks("-m", "tests.silently_wrong.rank", folder=ROOT)
     assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
     outcomes = [{(line := json.loads(text))["scenario"]: line for text in each.out.splitlines()} for each in ended]
     return Ran(outcomes, [each.err for each in ended])

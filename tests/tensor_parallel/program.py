@@ -26,6 +26,8 @@ import torch.distributed as dist
 import vocabulary
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 
+from tests.jobs.patience import HANG_SECONDS
+
 PARTS: dict[str, Callable[[TensorGroup], None]] = {
     "gradients": lambda group: [cases.check(case, group) for case in cases.cases(group.size)] and None,
     "primitives": primitives.check,
@@ -51,7 +53,7 @@ def main() -> None:
         smp.init(tensor_parallel_degree=int(os.environ["WORLD_SIZE"]), ddp=True)
         group = current_tensor_group()
     else:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=HANG_SECONDS))
         group = TensorGroup(dist.group.WORLD)
     assert type(group._back_end).__name__ == {"messages": "ByMessages", "process_group": "ByProcessGroup"}[back_end]
     for part in parts:

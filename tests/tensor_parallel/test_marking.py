@@ -14,6 +14,8 @@ import torch
 from shardwright.tensor_parallel.marking import TensorParallelMark, mark_of
 from torch import nn
 
+from tests.jobs.patience import HANG_SECONDS
+
 
 class LateInit(nn.Module):
     """Calls ``nn.Module.__init__`` late and twice."""
@@ -72,7 +74,7 @@ def test_other_threads_and_other_contexts_do_not_interfere() -> None:
 
     def other() -> None:
         with smp.partition(0):
-            opened.wait(10)
+            opened.wait(HANG_SECONDS)
             made.append(nn.Linear(2, 2))
         closed.set()
 
@@ -80,7 +82,7 @@ def test_other_threads_and_other_contexts_do_not_interfere() -> None:
     thread.start()
     with smp.tensor_parallelism():
         opened.set()
-        closed.wait(10)  # the context that was opened first is closed first
+        closed.wait(HANG_SECONDS)  # the context that was opened first is closed first
         here = nn.Linear(2, 2)
     thread.join()
     assert marked(here)

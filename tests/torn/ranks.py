@@ -16,12 +16,13 @@ from typing import NamedTuple
 from shardwright._core import CheckpointMemory, CheckpointWriter
 from shardwright.errors import ShardwrightError
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.torn.states import RANKS, commit, write
 
 #: A forked rank ends with it after an error that it was to meet.
 REFUSED = 7
 #: How long anything here may take.
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = HANG_SECONDS
 
 
 class Told(NamedTuple):

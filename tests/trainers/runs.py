@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.examples.running import EXAMPLES, run_script
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import outputs_of_ranks
 from tests.trainers.import_path import ROOT, outputs_of
 from tests.trainers.layouts import LAYOUTS, Layout
@@ -22,7 +23,7 @@ ROUNDING = 1e-5
 #: How the names of kinds begin that are trained by Lightning.
 LIGHTNING = "lightning-"
 DTYPES = ("float32", "float64")
-JOB_SECONDS = 400.0
+JOB_SECONDS = HANG_SECONDS
 
 Report = dict[str, Any]
 

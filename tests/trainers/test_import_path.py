@@ -14,7 +14,6 @@ from tests.trainers.runs import BAR, compare, run
 _SETTINGS = {"microbatches": 2, "deterministic_server": True}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [
@@ -30,7 +29,6 @@ def test_losses_metrics_and_resumed_trainings_are_exact(kind: str, layout: str) 
     assert outcome.difference <= BAR, outcome.of
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("ranks", "keys"),
     [
@@ -61,7 +59,6 @@ def trained_with(folder: Path, ranks: int, keys: dict[str, Any]) -> list[dict[st
     return [{key: entry[key] for key in ("loss", "grad_norm")} for entry in told["log"]]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("keys", "bar"),
     [

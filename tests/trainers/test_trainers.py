@@ -42,7 +42,6 @@ def test_other_keys_train_alike(config: dict[str, Any], bar: float, tmp_path: Pa
         assert ours == pytest.approx(theirs, rel=bar)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("kind", "layout"), [("t5", "pp2"), pytest.param("gpt2", "pp2xdp2", marks=pytest.mark.slow)])
 def test_losses_metrics_and_resumed_trainings_are_exact(kind: str, layout: str) -> None:
     (plain,) = run(kind, "plain", "float64")

@@ -13,6 +13,7 @@ import pytest
 from shardwright.verify import command
 
 from tests.jobs.forked import Forked
+from tests.jobs.patience import HANG_SECONDS
 
 SCRIPT = """
 import shardwright as smp
@@ -89,7 +90,7 @@ def test_an_exact_step_ends_with_0_and_a_line_of_json(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_SECONDS,
     )
     assert result.returncode == 0, result.stderr
     *table, last = result.stdout.splitlines()

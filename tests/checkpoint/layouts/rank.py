@@ -17,6 +17,7 @@ from shardwright.job.runtime import current_runtime
 from torch import nn
 
 from tests.jobs.listed import write_rows
+from tests.jobs.patience import HANG_SECONDS
 from tests.parity.compare import Comparison
 from tests.parity.table import row_of_failure
 from tests.parity_tp.precision import compute_in_double
@@ -24,7 +25,7 @@ from tests.parity_tp.precision import compute_in_double
 from .cases import LAYOUTS, LoadCase, SaveCase
 
 STEPS, SAMPLES, LENGTH, WORDS = 3, 4, 5, 30
-CASE_SECONDS = 90.0
+CASE_SECONDS = HANG_SECONDS
 
 
 def build(model: str) -> nn.Module:

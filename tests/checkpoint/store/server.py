@@ -12,9 +12,10 @@ from typing import Any
 
 import boto3
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ports import next_port
 
-_START_SECONDS = 60.0
+_START_SECONDS = HANG_SECONDS
 KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 

@@ -17,6 +17,7 @@ from shardwright._core import CheckpointReader, CheckpointWriter
 from tests.checkpoint.running import PIPELINE, SHARDED, case, run
 from tests.checkpoint.store.server import Bucket, Server
 from tests.checkpoint.test_bindings import description, whole
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import forked_ranks
 
 #: In pipelines with several microbatches, sums depend on when messages arrive.
@@ -98,7 +99,7 @@ def test_only_so_many_are_kept(bucket: Bucket, tmp_path: Path) -> None:
 def test_a_save_that_is_killed_midway_leaves_the_newest_as_it_was(bucket: Bucket, tmp_path: Path) -> None:
     ranks = forked_ranks(["-m", "tests.checkpoint.store.killed", bucket.path, str(200 << 20)], 2)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_SECONDS
         while not bucket.uploads():
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -107,7 +108,7 @@ def test_a_save_that_is_killed_midway_leaves_the_newest_as_it_was(bucket: Bucket
         for rank in ranks:
             rank.kill()
     for rank in ranks:
-        out, _ = rank.communicate(timeout=30)
+        out, _ = rank.communicate(timeout=HANG_SECONDS)
         assert "saved" not in out
         assert rank.returncode == -signal.SIGKILL
     left = bucket.objects().keys() - named_by_manifests(bucket, "before")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.patience import HANG_SECONDS
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -18,7 +20,7 @@ def test_messages_arrive_once_intact_and_in_order_and_survivors_name_the_killed_
     command = [sys.executable, "-m", "tests.comm.stress", "--messages", "10000", "--minutes", "0", "--kills", "5"]
     path = f"{ROOT / 'python'}:{ROOT}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["messages"] >= 10_000
