@@ -43,6 +43,15 @@ FEATURES = (
     "real processes",
     "replicas",
     "sharded optimizer state",
+    "optimizers of whole parameters",
+    "accumulation over steps",
+    "an earlier life",
+    "hooks of parameters",
+    "freezing",
+    "averages",
+    "loads",
+    "saves and loads",
+    "resumes in new jobs",
 )
 #: Those that must each occur in a good share of all programs.
 NEEDED = (

@@ -53,6 +53,18 @@ class Left:
     replica: int = 0
     shares: dict[str, torch.Tensor | None] = dataclasses.field(default_factory=dict)
 
+    def extend(self, later: Left) -> None:
+        """Take over what the next job of the same rank left."""
+        self.values |= later.values
+        self.losses += later.losses
+        self.finals |= later.finals
+        self.shares |= later.shares
+        self.steps |= later.steps
+        for name, gradients in later.seen.items():
+            self.seen.setdefault(name, []).extend(gradients)
+        for kind, count in later.sent.items():
+            self.sent[kind] = self.sent.get(kind, 0) + count
+
     def add_log(self, log: Log) -> None:
         """Take over what a log has of the run."""
         log.ended |= self.steps

@@ -35,32 +35,42 @@ def run_in_processes(program: Program) -> tuple[list[Outcome], Counter[str]]:
     with tempfile.TemporaryDirectory(prefix="shardwright-program-") as folder:
         given = Path(folder) / "program.json"
         given.write_text(json.dumps(dataclasses.asdict(program)))
-        outputs = Path(folder) / "output"
-        with outputs.open("w") as output:
-            command = ["-m", "tests.programs.rank", given]
-            number = program.ranks * program.replicas
-            ranks = forked_ranks(command, number, stdout=output, stderr=subprocess.STDOUT)
-            deadline = time.monotonic() + SECONDS
-            try:
-                codes = [rank.wait(max(deadline - time.monotonic(), 0.01)) for rank in ranks]
-            except subprocess.TimeoutExpired:
-                text = outputs.read_text()[-2000:]
-                raise TimeoutError(f"a rank did not come to an end within {SECONDS:.0f} seconds: {text}") from None
-            finally:
-                for rank in ranks:
-                    rank.kill()
-        results = [_result(given.with_name(f"rank{rank}.pt")) for rank in range(number)]
-        written = outputs.read_text()
-    failed = [result for result in results if not isinstance(result, Left)]
-    for result in sorted(failed, key=lambda result: result is not None and result["type"] == "RemoteError"):
-        raise _error(result, codes, written)
-    left = [result for result in results if isinstance(result, Left)]
-    if any(codes):
-        raise RankError(f"the ranks ended with {codes}: {written[-2000:]}")
+        left: list[Left] = []
+        for leg in range(len(program.legs())):
+            new = _run_job(program, given, leg)
+            for earlier, later in zip(left, new, strict=bool(leg)):
+                earlier.extend(later)
+            left = left or new
     sent: Counter[str] = Counter()
     for one in left:
         sent.update(one.sent)
     return of_replicas(left), sent
+
+
+def _run_job(program: Program, given: Path, leg: int) -> list[Left]:
+    """Run one of its jobs; what it left on each rank."""
+    outputs = given.with_name("output")
+    number = program.ranks * program.replicas
+    with outputs.open("w") as output:
+        command = ["-m", "tests.programs.rank", given, str(leg)]
+        ranks = forked_ranks(command, number, stdout=output, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + SECONDS
+        try:
+            codes = [rank.wait(max(deadline - time.monotonic(), 0.01)) for rank in ranks]
+        except subprocess.TimeoutExpired:
+            text = outputs.read_text()[-2000:]
+            raise TimeoutError(f"a rank did not come to an end within {SECONDS:.0f} seconds: {text}") from None
+        finally:
+            for rank in ranks:
+                rank.kill()
+    results = [_result(given.with_name(f"rank{rank}.{leg}.pt")) for rank in range(number)]
+    written = outputs.read_text()
+    failed = [result for result in results if not isinstance(result, Left)]
+    for result in sorted(failed, key=lambda result: result is not None and result["type"] == "RemoteError"):
+        raise _error(result, codes, written)
+    if any(codes):
+        raise RankError(f"the ranks ended with {codes}: {written[-2000:]}")
+    return [result for result in results if isinstance(result, Left)]
 
 
 def _result(path: Path) -> Any:

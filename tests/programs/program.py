@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from tests.programs.blocks import WIDTH
 from tests.programs.building import Spec, build
+from tests.programs.lives import lived
 from tests.programs.log import log_of_run
 
 
@@ -44,6 +46,13 @@ class Program:
         checkpointed: The modules that are checkpointed, by path, each with the strategy of an ``nn.Sequential``.
         replicas: How many data-parallel replicas it has, each of which trains on a multiple of the losses.
         sharded: Whether their optimizer's state is sharded.
+        optimizer: Whose updates, one of :data:`tests.programs.optimizers.OPTIMIZERS`; none: those of a function.
+        passes: How many steps' gradients are accumulated for an update.
+        life: What was done with the model before it is wrapped, one of :data:`tests.programs.lives.LIVES`.
+        hooks: Hooks of parameters: their names, and kinds of :mod:`tests.programs.script`.
+        events: What is done before which step, or after all, in order: the step, and words of
+            :mod:`tests.programs.script`.
+        resumes: Before which steps the job is saved and ends, and a new one resumes it.
     """
 
     seed: str
@@ -71,13 +80,44 @@ class Program:
     checkpointed: dict[str, str] = dataclasses.field(default_factory=dict)
     replicas: int = 1
     sharded: bool = False
+    optimizer: str = ""
+    passes: int = 1
+    life: str = ""
+    hooks: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    events: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
+    resumes: list[int] = dataclasses.field(default_factory=list)
+
+    def built(self, further: int = 0) -> nn.Module:
+        """The model with weights of its seed, or with further ones."""
+        torch.manual_seed(int(self.seed.partition(".")[0]) + further)
+        return build(self.tree, {}).double()
 
     def start(self) -> tuple[nn.Module, torch.Tensor]:
         """The model with its weights, and a batch: two inputs for each microbatch, one beside the other."""
-        torch.manual_seed(int(self.seed.partition(".")[0]))
-        model = build(self.tree, {}).double()
+        model = self.built()
         shape = (self.rows * self.microbatches, self.width)
-        return model, torch.cat([torch.randn(*shape, dtype=torch.float64) for _ in range(2)], 1)
+        batch = torch.cat([torch.randn(*shape, dtype=torch.float64) for _ in range(2)], 1)
+        return lived(self, model, batch) if self.life else model, batch
+
+    def other_state(self, further: int) -> dict[str, Any]:
+        """The state of a model with other weights, and with small numbers in its buffers."""
+        return self.built(1000 * further).state_dict()
+
+    def legs(self) -> list[tuple[int, int]]:
+        """The first step of each job, and the step before which it ends."""
+        return list(itertools.pairwise([0, *self.resumes, self.steps]))
+
+    def events_before(self, step: int) -> list[tuple[Any, ...]]:
+        """What is done before a step."""
+        return [tuple(event[1:]) for event in self.events if event[0] == step]
+
+    def updates_after(self, step: int) -> bool:
+        """Whether weights change after a step."""
+        return self.updates and (step + 1) % self.passes == 0
+
+    def batch_of(self, batch: torch.Tensor, step: int) -> torch.Tensor:
+        """The batch of a step."""
+        return batch.roll(step, 0) if self.updates else batch
 
     def settings(self) -> dict[str, Any]:
         """The configuration keys."""
@@ -127,32 +167,6 @@ class Program:
         log_of_run[0].finals[index] = [tensor.detach().clone() for tensor in tensors]
         result: torch.Tensor = tensors[-1].detach().mean()
         return result
-
-
-def update(parameter: torch.Tensor, gradient: torch.Tensor, elementwise: bool) -> None:
-    """Change a weight by its gradient, by no more than a little, and in a way that leaves small errors small.
-
-    With ``elementwise`` the change of an element depends on nothing but its own gradient.
-    """
-    with torch.no_grad():
-        if gradient.numel():
-            gradient = gradient / (1 + (gradient.abs() if elementwise else gradient.abs().max()))
-        parameter.sub_(0.05 * gradient)
-
-
-class Updating(torch.optim.Optimizer):
-    """The same as an optimizer, for elements."""
-
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        super().__init__(parameters, {})
-
-    def step(self, closure: Any = None) -> None:
-        """Update weights."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    update(parameter, parameter.grad, elementwise=True)
 
 
 def weighed(backward: Callable[..., None], weight: float) -> Callable[..., None]:

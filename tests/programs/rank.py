@@ -1,4 +1,7 @@
-"""One rank of a program, as a process: ``python -m tests.programs.rank PROGRAM.json`` with what a launcher sets."""
+"""One rank of a program, as a process: ``python -m tests.programs.rank PROGRAM.json`` with what a launcher sets.
+
+A further argument is the number of the job, where one resumes another.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from shardwright.job.runtime import current_runtime
 from shardwright.optimizer.sharding import elementwise
 
 from tests.programs.log import Log, log_of_run
-from tests.programs.program import Program, Updating
+from tests.programs.optimizers import Updating
+from tests.programs.program import Program
 from tests.programs.running import run_on_rank
 
 
-def main(given: Path) -> None:
+def main(given: Path, leg: int) -> None:
     """Run the program, and leave the outcome beside it."""
     warnings.simplefilter("ignore")
     logging.getLogger("shardwright").setLevel(logging.ERROR)
@@ -32,10 +36,10 @@ def main(given: Path) -> None:
     elementwise._STATE_TENSORS[Updating] = lambda _: 1
     smp.init({"pipeline_parallel_degree": program.ranks, **replicas, **program.settings(), **limits})
     runtime = current_runtime()
-    file = given.with_name(f"rank{runtime.place.rank}.pt")
+    file = given.with_name(f"rank{runtime.place.rank}.{leg}.pt")
     log = log_of_run[0] = Log(plain=False)
     try:
-        left = run_on_rank(program, runtime)
+        left = run_on_rank(program, runtime, folder=given.parent, leg=leg)
         left.add_log(log)
         assert not len(runtime[FrameTable]), "frames are left"
         assert not runtime[FrameTable].unclosed, "frames are left"
@@ -49,4 +53,4 @@ def main(given: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -30,6 +30,7 @@ from tests.programs.outcome import Outcome, difference
 from tests.programs.processes import run_in_processes
 from tests.programs.program import Program
 from tests.programs.running import joins_of, run_divided, run_plain
+from tests.programs.script import draw_script, features_of
 from tests.programs.wide import WideGenerator
 
 #: Programs that once went wrong, one to a line.
@@ -113,6 +114,8 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
             program.replicas = 2 if draw.random() < _REPLICATED else 1
             program.sharded = program.replicas > 1 and draw.random() < _SHARDED
         try:
+            if wide:
+                draw_script(program)
             plain, log = run_plain(program)
             if program.evaluations and any("cripted" in feature for feature in log.features):
                 # What TorchScript optimises in inference mode fails later, or not: as the process has used it before.
@@ -136,6 +139,8 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
         ):
             if has:
                 log.saw(feature)
+        for feature in features_of(program):
+            log.saw(feature)
         if wide:
             return program, plain, frozenset(log.features)
         if seed % 3 == 0:  # beside what the generator drew, so that the programs stay what they were
