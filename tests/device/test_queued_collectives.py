@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from shardwright.data_parallel import collectives
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.errors import PeerLostError, RemoteError, ShardwrightError
 from shardwright.job import queued
@@ -22,6 +23,8 @@ from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from tests.jobs.runtimes import make_runtime
 
 CUDA = torch.device("cuda", 0)
+#: On no device, but not on the CPU, as the fakes see it.
+ON_DEVICE = {"device": "meta"}
 LOST = PeerLostError(1, "there", None, None, None, "PeerLostError", "rank 1 has died")
 FAILED = RemoteError(1, "there", None, None, None, "ValueError", "a wrong value")
 
@@ -116,10 +119,10 @@ class _Rank:
         return self.log.count("stream") - self.log.count("done") * 2  # the host's own wait is logged too
 
     def sum(self) -> None:
-        self.collectives.wait(self.collectives.sum(torch.zeros(4)))
+        self.collectives.wait(self.collectives.sum(torch.zeros(4, **ON_DEVICE)))
 
     def gather_shards(self) -> None:
-        ShardCollectives(self.runtime).gather(torch.zeros(4))
+        ShardCollectives(self.runtime).gather(torch.zeros(4, **ON_DEVICE))
 
     def over_tensor_group(self) -> ByProcessGroup:
         def wait(work: Any, group: Any, device: torch.device) -> None:
@@ -225,6 +228,28 @@ def test_the_back_end_for_a_tensors_device_decides_and_not_the_device() -> None:
     assert orders_streams(both, CUDA)
     assert not orders_streams(both, torch.device("cpu"))
     assert not orders_streams(_Group("gloo"), CUDA)  # type: ignore[arg-type]
+
+
+def test_for_a_tensor_on_the_cpu_the_host_waits_on_a_rank_with_a_gpu_too() -> None:
+    rank, gloo = _Rank(), _Group("gloo")
+    rank.group._get_backend = lambda device: gloo if device.type == "cpu" else rank.group  # type: ignore[method-assign]
+    rank.collectives.wait(rank.collectives.sum(torch.zeros(4)))
+    assert rank.log == ["done", "stream"]
+    rank.sum()
+    assert rank.log == ["done", "stream", "stream"]
+
+
+def test_a_collective_that_only_another_rank_has_begun_is_begun_on_the_device_that_it_is_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank, begun = _Rank(looks=0), []
+    theirs = [("sum", 4, "float32", "cpu"), ("sum", 4, "float32", "cuda")]
+    monkeypatch.setattr(collectives, "send_on", lambda *_: None)
+    monkeypatch.setattr(collectives, "receive_on", lambda *_: theirs)
+    monkeypatch.setattr(collectives, "device_here", lambda kind: torch.device("meta" if kind == "cuda" else kind))
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: begun.append(tensor.device.type) or rank.begin())
+    rank.collectives.abandon_step()
+    assert begun == ["cpu", "meta"]
 
 
 def test_a_collective_of_a_graph_is_not_asked_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwright.devices import device_here
 from shardwright.interrupts import DeferSignals
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import receive_on, send_on
@@ -21,8 +22,8 @@ _SETTLE_TIMEOUT_SECONDS = 2.0
 
 #: How many bytes are on their way at once where large numbers of collectives follow one another, and the size of each.
 WINDOW_BYTES, CHUNK_BYTES = 100 << 20, 25 << 20
-#: A collective: its kind, its number of elements, and the name of their dtype.
-_Issued = tuple[str, int, str]
+#: A collective: its kind, its number of elements, the name of their dtype, and the type of their device.
+_Issued = tuple[str, int, str, str]
 
 
 class ReplicaCollectives:
@@ -73,6 +74,8 @@ class Collectives:
         self._issued: list[_Issued] = []
         #: What was issued in a step that has not ended well; None for what was waited for, whose memory may go.
         self.works: list[Any] = []
+        #: Where the tensor of each is.
+        self._devices: list[torch.device] = []
         #: How many collectives have begun in this job.
         self.begun = 0
         self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
@@ -136,8 +139,8 @@ class Collectives:
         The host may read the result after :meth:`finish`.
         """
         place = self._place_of(work)
-        group, device = self._runtime.process_groups[self._group], self._runtime.place.device
-        self._runtime[QueuedCollectives].wait(work, group, device, self.ranks, self._number(place))
+        group = self._runtime.process_groups[self._group]
+        self._runtime[QueuedCollectives].wait(work, group, self._devices[place], self.ranks, self._number(place))
         self.works[place] = None
 
     def wait_on_host(self, work: Any) -> None:
@@ -163,7 +166,7 @@ class Collectives:
             RemoteError: The step that begins has failed elsewhere, or a rank of the group is gone.
         """
         self._settle(None)
-        self.works.clear()
+        self.forget_works()
         self._hooks.clear()
 
     def begin_between_steps(self) -> None:
@@ -177,7 +180,12 @@ class Collectives:
     def end_step(self) -> None:
         """The step succeeded: all that was issued is through, and its memory may go."""
         self._issued.clear()
+        self.forget_works()
+
+    def forget_works(self) -> None:
+        """Forget all that is through, whose memory may go."""
         self.works.clear()
+        self._devices.clear()
 
     @property
     def has_unfinished(self) -> bool:
@@ -206,7 +214,7 @@ class Collectives:
             runtime.logger.debug("collectives of a failed step are left unfinished", exc_info=True)
 
     def _issue(self, kind: str, tensor: torch.Tensor, *more: torch.Tensor) -> Any:
-        issued = (kind, tensor.numel(), str(tensor.dtype).removeprefix("torch."))
+        issued = (kind, tensor.numel(), str(tensor.dtype).removeprefix("torch."), tensor.device.type)
         with DeferSignals():  # one that has begun and is not listed would meet another one of the other ranks
             work = self._start(kind, tensor, *more)
             self._issued.append(issued)
@@ -234,6 +242,7 @@ class Collectives:
         else:
             work = dist.broadcast(tensor, int(kind.removeprefix("broadcast from ")), group=group, async_op=True)
         self.works.append(work)
+        self._devices.append(tensor.device)
         self.begun += 1
         return work
 
@@ -251,8 +260,9 @@ class Collectives:
                     theirs = self._received[step, rank] = receive_on(runtime, rank, self._channel(step), deadline)
                 longest = max(longest, theirs, key=len)
             with DeferSignals():
-                for kind, count, dtype in longest[len(issued) :]:
-                    self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.place.device))
+                for kind, count, dtype, device in longest[len(issued) :]:
+                    on = device_here(device)
+                    self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=on))
                 del self._unsettled[step]
         self._received.clear()
 

@@ -42,7 +42,7 @@ def gather_parameters(collectives: Collectives, updated: Iterable[tuple[nn.Param
     while under_way:
         _finish(collectives, *under_way.popleft())
     collectives.finish()
-    collectives.works.clear()  # all are through: their memory may go
+    collectives.forget_works()
 
 
 def _finish(collectives: Collectives, owner: int, pieces: _Pieces, flat: torch.Tensor, work: Any) -> int:
