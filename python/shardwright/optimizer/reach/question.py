@@ -94,6 +94,18 @@ def divisions(runtime: Runtime, models: Iterable[Any]) -> list[Division]:
     return sorted(found, key=lambda way: way.most)
 
 
+def _may_divide(runtime: Runtime) -> bool:
+    """Whether the job divides models or the state of optimizers; looks at no model, since it is asked in every step."""
+    place = runtime.place
+    return (
+        place.pp_size > 1
+        or len(place.tp_ranks) > 1
+        or place.shards_parameters
+        or place.shards_optimizer_state
+        or runtime.find(StateStorage) is not None
+    )
+
+
 def found_of(optimizer: Any, kind: type[Optimizer]) -> Found:
     """Return how far the step of an optimizer looks: what is known of its class, or what a probe finds.
 
@@ -135,7 +147,7 @@ def ask(optimizer: Any, runtime: Runtime, kind: type[Optimizer]) -> bool:
     Raises:
         ConfigError: They do not.
     """
-    if known_reach(kind) is Reach.ELEMENT:
+    if known_reach(kind) is Reach.ELEMENT or not _may_divide(runtime):
         return False
     trains = getattr(optimizer, "trains", None)  # not before it is wrapped
     models = [model.placement for model in runtime[Models].alive if trains is not None and trains(model)]
@@ -164,7 +176,7 @@ def ask_unwrapped(optimizer: Optimizer, runtime: Runtime) -> None:
         ConfigError: It may look at what this rank does not hold.
     """
     kind = type(optimizer)
-    if known_reach(kind) is Reach.ELEMENT or _exchanges_norms(kind):
+    if known_reach(kind) is Reach.ELEMENT or _exchanges_norms(kind) or not _may_divide(runtime):
         return
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     trained = [one for one in runtime[Models].placements if any(id(each) in own for each in one.owned_parameters())]
@@ -189,7 +201,9 @@ def _exchanges_norms(kind: type[Optimizer]) -> bool:
 def _words(kind: type[Optimizer], found: Found, way: Division) -> str:
     name = kind.__name__
     by_itself = "element of a parameter" if way.most is Reach.ELEMENT else "parameter"
-    if found.is_random:
+    if _exchanges_norms(kind):
+        how = f"{name} exchanges norms of all parameters, and does not update each {by_itself} by itself"
+    elif found.is_random:
         how = f"{name} draws random numbers in its step, which parts of it would not draw alike"
     elif found.reach is None:
         how = (
