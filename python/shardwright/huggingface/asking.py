@@ -106,13 +106,13 @@ def _rounding(model: DistributedModel, dtypes: set[torch.dtype]) -> float:
 @contextmanager
 def _untouched(model: DistributedModel) -> Iterator[None]:
     """Run a block in evaluation mode, and put back modes, buffers and random number streams."""
-    streams, step = random_state.streams(), current_runtime().step
-    of_training, looked = step.of_training, step.looked
+    streams = random_state.streams()
     modes = [(one, one.training) for one in model.modules()]
     buffers = [(one, one.clone()) for one in model.local_buffers() if not one.is_meta]
     model.eval()
     try:
-        yield
+        with current_runtime().step.uncounted():
+            yield
     finally:
         for module, training in modes:
             module.training = training
@@ -120,8 +120,6 @@ def _untouched(model: DistributedModel) -> Iterator[None]:
             for buffer, value in buffers:
                 buffer.copy_(value)
         random_state.restore(streams)
-        # The script has not asked for these steps, and random numbers depend on which of its steps one is.
-        step.apart, step.looked = step.number - of_training, looked
 
 
 @contextmanager

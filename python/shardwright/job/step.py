@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 #: Beyond all numbers of microbatches, so that no step without gradients begins where a call of one with them does.
@@ -15,7 +17,7 @@ class Step:
     Attributes:
         num_microbatches: How many microbatches it has.
         number: Its number, counted from 1.
-        apart: How many steps were run for verifications; the script's own steps do not count them.
+        apart: How many steps the script did not ask for (:meth:`uncounted`).
         training: Whether it computes gradients.
         streams: The numbers from which the seeds of its microbatches are derived.
         trained: How many steps of the script that compute gradients have ended well.
@@ -61,3 +63,13 @@ class Step:
             self.trained, self.looked = self.trained + 1, 0
         else:
             self.looked += 1
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Run steps in the block that the script has not asked for: its own are numbered, and draw, as without them."""
+        of_training, counts = self.of_training, (self.trained, self.looked)
+        try:
+            yield
+        finally:
+            self.apart = self.number - of_training
+            self.trained, self.looked = counts

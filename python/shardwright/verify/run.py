@@ -98,12 +98,8 @@ def verify(
             f"smp.verify with tensor_parallel_degree {len(runtime.place.tp_ranks)}: one process has no whole modules "
             "in the place of distributed ones; verify with tensor_parallel_degree 1, or without smp.tensor_parallelism"
         )
-    steps, counts = runtime.step.number, (runtime.step.trained, runtime.step.looked)
-    try:
+    with runtime.step.uncounted():
         report = Verification(runtime, step, models, args, kwargs).run(reference, tolerance, whole_batch)
-    finally:
-        runtime.step.apart += runtime.step.number - steps
-        runtime.step.trained, runtime.step.looked = counts
     if raise_on_difference and not report.exact:
         raise VerificationError(str(report))
     return report
