@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -24,6 +24,28 @@ _CHANNEL = "weights"
 SentBuckets = Mapping[int, tuple[int, ...]]
 #: By the id of a model, who takes part in the reduction of gradients over each group, and how that changed last.
 Trained = Mapping[int, tuple[tuple[str, str], str]]
+
+
+class _Reduced(Protocol):
+    """How the gradients of a model are reduced, as :class:`~shardwright.data_parallel.replicas.Replicas` does it."""
+
+    @property
+    def sent_buckets(self) -> tuple[int, ...]: ...
+
+    @property
+    def trained(self) -> tuple[tuple[str, str], str]: ...
+
+
+class ReducedModel(Protocol):
+    """A model whose gradients are reduced."""
+
+    @property
+    def model_id(self) -> int:
+        """Its id, the same on all ranks."""
+
+    @property
+    def replicas(self) -> _Reduced:
+        """Its replicas."""
 
 
 class Divisor(NamedTuple):
@@ -56,13 +78,12 @@ class Note(NamedTuple):
     trained: Trained
 
 
-def agreed_divisor(runtime: Runtime, sent: SentBuckets, trained: Trained) -> Divisor:
+def agreed_divisor(runtime: Runtime, models: Sequence[ReducedModel]) -> Divisor:
     """What gradients are divided by, agreed on by the data-parallel ranks, which wait here for each other.
 
     Args:
         runtime: The rank.
-        sent: Which gradients it has sent during backward.
-        trained: Whose gradients it reduces.
+        models: Those that take part in the step.
 
     Raises:
         ShardwrightError: Some of the replicas gave weights, and others did not, or they train different parameters.
@@ -70,6 +91,8 @@ def agreed_divisor(runtime: Runtime, sent: SentBuckets, trained: Trained) -> Div
     own = runtime[StepWeights].total
     if runtime[ReplicaCollectives].dp is None or not torch.is_grad_enabled():
         return Divisor(runtime.step.num_microbatches, False, {}) if own is None else Divisor(own or 1.0, True, {})
+    sent = {one.model_id: numbers for one in models if any(numbers := one.replicas.sent_buckets)}
+    trained = {one.model_id: one.replicas.trained for one in models}
     notes = exchange(runtime, Note(_UNWEIGHTED if own is None else _WEIGHTED, own or 0.0, sent, trained))
     all_sent = {rank: note.sent for rank, note in notes.items()}
     present = [rank for rank, note in notes.items() if note.kind != _ABSENT]

@@ -50,19 +50,21 @@ class TakingPart:
             over_rdp: The ``id`` of those that are reduced over RDP_GROUP.
             keep: Whether they take part in later passes too.
         """
-        trained = [one for one in parameters if one.requires_grad or one in self._kept]
-        if self._kept:
+        kept = self._kept
+        trained = [one for one in parameters if one.requires_grad or one in kept]
+        self._left_out = []
+        if len(trained) < len(parameters):
+            self._left_out = [one for one in parameters if not one.requires_grad and one not in kept]
+        if kept:
             here = set(parameters)
-            trained += [one for one in self._kept if one not in here]
-        is_over_rdp = [self._kept.get(one, id(one) in over_rdp) for one in trained]
+            trained += [one for one in kept if one not in here]
+        is_over_rdp = [kept.get(one, id(one) in over_rdp) if kept else id(one) in over_rdp for one in trained]
         if keep:
-            self._kept.update(zip(trained, is_over_rdp, strict=True))
+            kept.update(zip(trained, is_over_rdp, strict=True))
         pairs = list(zip(trained, is_over_rdp, strict=True))
         now = [one for one, rdp in pairs if not rdp], [one for one, rdp in pairs if rdp]
         if not all(_are_same(one, before) for one, before in zip(now, self._now, strict=True)):
             self._change(now)
-        taking = set(trained)
-        self._left_out = [one for one in parameters if one not in taking]
         return now
 
     def _change(self, now: tuple[list[nn.Parameter], list[nn.Parameter]]) -> None:

@@ -360,7 +360,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
 
     def settle(self) -> None:
         """Give the model the values of a load that waits for the first step, before they are read or changed."""
-        self.placement.deferred_loads.settle(self.module)
+        self.placement.deferred_loads.settle(self.placement.module)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:
         """Call a function with every module, like any ``nn.Module``."""

@@ -218,9 +218,7 @@ def _prepare(
 ) -> None:
     """Do everything that may still fail: average over microbatches and data-parallel ranks, and run hooks."""
     runtime.step.committing = True
-    sent = {one.model_id: one.replicas.sent_buckets for one in taking_part if any(one.replicas.sent_buckets)}
-    trained = {one.model_id: one.replicas.trained for one in taking_part}
-    divisor = agreed_divisor(runtime, sent, trained)
+    divisor = agreed_divisor(runtime, taking_part)
     transaction.end_tasks()
     for placement in taking_part:
         placement.replicas.check_gradients()
