@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-DRAWS = 150
+DRAWS = 60
 STEPS = 3
 SHAPES = ((8, 6), (6, 8), (12,), (8, 4))
 Term = Callable[[torch.Tensor, torch.Tensor, dict[str, Any]], torch.Tensor]
