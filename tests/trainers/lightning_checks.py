@@ -11,6 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import shardwright as smp
@@ -18,7 +19,7 @@ import torch
 import torchmetrics
 from lightning.pytorch import callbacks
 from lightning.pytorch.loggers import CSVLogger
-from shardwright.lightning import ShardwrightStrategy
+from shardwright.lightning import ShardwrightStrategy, saving
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
@@ -223,16 +224,15 @@ def a_rank_that_stops_stops_all_after_the_same_batch() -> None:
 @check
 def the_last_checkpoint_that_is_complete_is_gone_on_from() -> None:
     folder, kept = FOLDER / "last", {"max_epochs": 3, "enable_checkpointing": True}
-    saving = callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_last=True)
-    trainer_of(callbacks=[saving], **kept).fit(made(), loader(12, 6))
+    first, second = (callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_last=True) for _ in range(2))
+    trainer_of(callbacks=[first], **kept).fit(made(), loader(12, 6))
     smp.barrier()
     if smp.rank() == 0:  # as a rank that is killed in a save leaves it
         (folder / "last.ckpt" / "lightning_partial" / "manifest.json").unlink()
         (folder / "epoch=2.ckpt" / "lightning_partial" / "manifest.json").unlink()
-    smp.barrier()
-    saving = callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_last=True)
-    module = made()
-    trainer = trainer_of(callbacks=[saving], **kept)
+    with mock.patch("os.path.isdir", return_value=smp.rank() == 0):  # others may not see the folder
+        assert saving.found(str(folder / "last.ckpt")) == str(folder / "epoch=1.ckpt")
+    trainer, module = trainer_of(callbacks=[second], **kept), made()
     trainer.fit(module, loader(12, 6), ckpt_path="last")
     assert (trainer.global_step, len(module.seen)) == (6, 2)
 

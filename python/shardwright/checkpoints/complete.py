@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shardwright._core import CheckpointReader
 from shardwright.checkpoints.together import on_all_ranks
@@ -21,21 +21,27 @@ def is_complete(folder: str, tag: str, besides: Sequence[str] = ()) -> bool:
     return all(os.path.isfile(os.path.join(folder, name)) for name in besides)
 
 
-def newest_complete(what: str, folders: Sequence[str], tag: str, besides: Sequence[str] = ()) -> str | None:
+def newest_complete(
+    what: str, list_folders: Callable[[], Sequence[str]], tag: str, besides: Sequence[str] = ()
+) -> str | None:
     """Return the newest folder that has a complete checkpoint, as rank 0 sees it, and say which are passed over.
 
     All ranks call this.
 
     Args:
         what: What asks, for errors and warnings.
-        folders: The folders, the newest first.
+        list_folders: Returns the folders, the newest first; called on rank 0 alone, since other ranks may see others.
         tag: The tag of the checkpoint in each.
         besides: Names of files that a complete folder has besides.
+
+    Raises:
+        CheckpointError: Rank 0 cannot list the folders; on all ranks.
     """
 
     def choose() -> str | None:
         if rank() != 0:
             return None
+        folders = list_folders()
         found = next((index for index, folder in enumerate(folders) if is_complete(folder, tag, besides)), None)
         if found:
             logger.warning(

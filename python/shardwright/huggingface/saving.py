@@ -73,8 +73,11 @@ def check(folder: str) -> None:
 
 def newest(folder: str) -> str | None:
     """Return the newest complete checkpoint in an output folder; None if there is none. All ranks call this."""
-    named = sort_checkpoints(folder) if os.path.isdir(folder) else []
-    newest_first = [os.path.normpath(one) for one in reversed(named)]
+
+    def newest_first() -> list[str]:
+        named = sort_checkpoints(folder) if os.path.isdir(folder) else []
+        return [os.path.normpath(one) for one in reversed(named)]
+
     return newest_complete("Trainer.train", newest_first, TAG, [TRAINER_STATE_NAME])
 
 

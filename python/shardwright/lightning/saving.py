@@ -29,11 +29,16 @@ def found(folder: str) -> str:
     All ranks call this.
     """
     beside, name = os.path.split(os.path.normpath(folder))
-    if not re.fullmatch(r"last(-v\d+)?\.ckpt", name) or not os.path.isdir(folder):
+    if not re.fullmatch(r"last(-v\d+)?\.ckpt", name):
         return folder
-    named = [os.path.join(beside, one) for one in os.listdir(beside) if one.endswith(".ckpt") and one != name]
-    others = sorted((one for one in named if os.path.isdir(one)), key=os.path.getmtime, reverse=True)
-    return newest_complete('Trainer(ckpt_path="last")', [folder, *others], TAG) or folder
+
+    def newest_first() -> list[str]:
+        if not os.path.isdir(folder):
+            return []
+        named = [os.path.join(beside, one) for one in os.listdir(beside) if one.endswith(".ckpt") and one != name]
+        return [folder, *sorted(filter(os.path.isdir, named), key=os.path.getmtime, reverse=True)]
+
+    return newest_complete('Trainer(ckpt_path="last")', newest_first, TAG) or folder
 
 
 def load(folder: str, model: DistributedModel, optimizer: Any) -> dict[str, Any]:
