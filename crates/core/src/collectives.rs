@@ -237,8 +237,8 @@ fn check_group(asked: &str, group: &str, facts: &[RankFacts]) -> Result<(), Coll
         .split(',')
         .filter_map(|pair| pair.split_once(':'))
         .collect();
-    let (on_gpu, on_cpu) = divided(facts, |rank| rank.device.is_some());
-    for (kind, ranks) in [("cuda", on_gpu), ("cpu", on_cpu)] {
+    let (with_device, without) = divided(facts, |rank| rank.device.is_some());
+    for (kind, ranks) in [("cuda", with_device), ("cpu", without)] {
         if ranks.is_empty() {
             continue;
         }

@@ -7,6 +7,7 @@ use shardwright_wire::{Buffer, NoMemory};
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
+use super::pace::pause;
 use super::raw::{CudaEvent, Device, Stream};
 use shardwright_buffers::{Pool, Zone};
 
@@ -15,9 +16,6 @@ use shardwright_buffers::{Pool, Zone};
 const REPORT: Duration = Duration::from_secs(30);
 #[cfg(feature = "testing")]
 const REPORT: Duration = Duration::from_millis(20);
-
-/// How long a thread that waits for a device sleeps between two looks.
-pub const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 /// Host memory is locked for the device in pieces of this size, or of a tensor's where that is larger.
 pub(super) const ZONE_BYTES: usize = 32 << 20;
@@ -130,7 +128,7 @@ pub(super) fn wait(event: &CudaEvent, go_on: impl Fn() -> bool) -> Result<(), St
                 "a tensor waits for its device, which has not failed and is busy with what was queued before"
             );
         }
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(pause(began.elapsed()));
     }
     Ok(())
 }

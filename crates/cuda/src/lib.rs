@@ -26,16 +26,18 @@ mod device;
 mod error;
 mod job_queue;
 mod memory;
+mod pace;
 mod raw;
 mod tensor;
 #[cfg(test)]
 mod tests;
 
 pub use buffer::PeerDevice;
-pub use device::{LOOK_AGAIN, StageError};
+pub use device::StageError;
 pub use error::CudaError;
 pub use job_queue::{Bounds, Job, JobQueue, Refused, Retained};
 pub use memory::{Capturing, DeviceMemory};
+pub use pace::pause;
 pub use raw::CudaEvent;
 #[cfg(feature = "testing")]
 pub use raw::rehearsal::{Rehearsal, ScriptStream};

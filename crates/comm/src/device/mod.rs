@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod contract;
+mod process;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -9,13 +10,12 @@ mod tests;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
-use shardwright_cuda::{Bounds, DeviceMemory, DeviceTensor, Job, LOOK_AGAIN, Refused, Retained};
+use shardwright_cuda::{Bounds, DeviceMemory, DeviceTensor, Job, Refused, Retained, pause};
 use shardwright_system::Owner;
 use shardwright_wire::{ErrorReport, Message};
 
@@ -76,6 +76,8 @@ struct Queue {
     /// Whether all peers' buffers were tried to open, and since when this rank uses its device.
     knows_peers: bool,
     active_since: Option<Instant>,
+    /// When something came or was done last.
+    changed: Instant,
 }
 
 impl Layer for DeviceLayer {
@@ -117,6 +119,7 @@ impl Prepared for Ready {
             closing: None,
             knows_peers: false,
             active_since: None,
+            changed: Instant::now(),
         };
         let thread = std::thread::Builder::new()
             .name("sw-device".to_owned())
@@ -162,18 +165,6 @@ fn system(reason: &(impl ToString + ?Sized)) -> StartError {
     }
 }
 
-/// Whether a process of this host has ended.
-fn has_ended(pid: u32) -> bool {
-    let status = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
-    // A zombie has given back what it had.
-    status.map_or(true, |status| {
-        status
-            .rsplit(") ")
-            .next()
-            .is_some_and(|rest| rest.starts_with('Z'))
-    })
-}
-
 impl Queue {
     fn run(mut self) {
         self.memory.inbox().serve();
@@ -182,8 +173,12 @@ impl Queue {
                 self.take(job);
             }
             self.look_for_peers();
+            let before = self.len();
             self.release();
             self.send_ready();
+            if self.len() < before {
+                self.changed = Instant::now();
+            }
             if let Some(deadline) = self.closing
                 && (self.is_idle() || Instant::now() > deadline)
             {
@@ -211,7 +206,7 @@ impl Queue {
     fn sleep(&self) -> Duration {
         let is_looking = |since: Instant| !self.knows_peers && since.elapsed() < LOOKING;
         match self.active_since {
-            _ if !self.is_idle() => LOOK_AGAIN,
+            _ if !self.is_idle() => pause(self.changed.elapsed()),
             Some(since) if is_looking(since) => LOOK_FOR_PEERS,
             _ => IDLE,
         }
@@ -229,11 +224,17 @@ impl Queue {
         }
     }
 
+    /// How much waits for a device.
+    fn len(&self) -> usize {
+        self.kept.len() + self.messages.values().map(VecDeque::len).sum::<usize>()
+    }
+
     fn is_idle(&self) -> bool {
-        self.kept.is_empty() && self.messages.values().all(VecDeque::is_empty)
+        self.len() == 0
     }
 
     fn take(&mut self, job: Job) {
+        self.changed = Instant::now();
         match job {
             Job::Send(to, message) => self.messages.entry(to).or_default().push_back(message),
             Job::Keep(kept) => self.kept.push(kept),
@@ -375,7 +376,7 @@ impl Transport for Ordered {
         self.inner.close(report);
         self.memory.await_closed(|rank| {
             let peer = self.inner.peer(rank);
-            peer.is_none_or(|peer| has_ended(peer.pid))
+            peer.is_none_or(|peer| process::has_ended(peer.pid))
         });
     }
 
