@@ -50,6 +50,7 @@ from shardwright.scheduling import Scheduling
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
 from shardwright.speed import SpeedAnnouncement
 from shardwright.stalls.reporter import StallReporter
+from shardwright.tensor_parallel.replaced import ReplacedParameters
 from shardwright.timeline import TraceSources
 
 _TRACE_CAPACITY = 1 << 16
@@ -151,6 +152,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(LossScaling())
     runtime.add(ParameterShards())
     runtime.add(ShardedParameters(runtime))
+    runtime.add(ReplacedParameters())
     runtime.add(Leaves())
     runtime.installed.callback(runtime.add(Turn()).attributes.close)
     if place.cfg.offload_activations:

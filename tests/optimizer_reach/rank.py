@@ -113,7 +113,21 @@ def unwrapped(optimizer: str) -> None:
     OPTIMIZERS["mine"](list(model.parameters())).step()
 
 
-CASES = {"exact": exact, "saved": saved, "refused": refused, "unwrapped": unwrapped}
+def early(optimizer: str, wraps: bool) -> None:
+    """An optimizer from before the model was wrapped has the parameters of replaced modules: it is refused."""
+    module = built(True)
+    made: Any = OPTIMIZERS[optimizer](list(module.parameters()))
+    smp.set_tensor_parallelism(module[0])
+    model = smp.DistributedModel(module)
+    train(model, batch(0, smp.dp_rank()))
+    words = r"created before smp.DistributedModel.*: 2 of its parameters \('0.weight', '0.bias'\)"
+    with pytest.raises(smp.ConfigError, match=words):
+        smp.DistributedOptimizer(made) if wraps else made.step()
+    kept: Any = OPTIMIZERS[optimizer](list(module[2].parameters()))
+    (smp.DistributedOptimizer(kept) if wraps else kept).step()  # what was not replaced is the model's
+
+
+CASES = {"exact": exact, "saved": saved, "refused": refused, "unwrapped": unwrapped, "early": early}
 
 
 def run(case: dict[str, Any]) -> None:

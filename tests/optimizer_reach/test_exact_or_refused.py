@@ -42,6 +42,8 @@ def test_over_tensor_parallel_ranks(tmp_path: Path) -> None:
         case("refused", "lbfgs", bias=False, words="LBFGS does not update each parameter by itself"),
         case("unwrapped", "muon"),
         case("unwrapped", "lars"),
+        case("early", "mine", wraps=True),
+        case("early", "mine", wraps=False),
     ]
     run(2, TENSOR, cases)
 

@@ -16,6 +16,7 @@ from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
+from shardwright.tensor_parallel.replaced import ReplacedParameters
 
 _HINT = (
     "the weights of ranks may differ, so no step can run. Load weights on every rank (model.load_state_dict), with the "
@@ -69,7 +70,8 @@ class Updates:
         """Record that an optimizer's step begins.
 
         Raises:
-            ConfigError: It is not distributed, and trains parameters whose gradients only their owners have.
+            ConfigError: It is not distributed, and trains parameters whose gradients only their owners have, or it
+                trains parameters of modules that tensor parallelism has replaced.
         """
         self._check_owners(optimizer)
         if self._trains(optimizer):
@@ -93,6 +95,7 @@ class Updates:
         self._begun.pop(-id(optimizer), None)
 
     def _check_owners(self, optimizer: torch.optim.Optimizer) -> None:
+        self.refuse_replaced(optimizer)
         registry = self._runtime[ShardedParameters]
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if registry and any(registry.now(parameter) is not parameter for parameter in trained):
@@ -110,6 +113,16 @@ class Updates:
                 "smp.DistributedOptimizer trains its parameters too, so that with shard_optimizer_state each gradient "
                 "is on one rank only. Wrap it, optimizer = smp.DistributedOptimizer(optimizer)"
             )
+
+    def refuse_replaced(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that an optimizer is not from before a model's modules were replaced for tensor parallelism.
+
+        Raises:
+            ConfigError: It trains parameters that no model uses any more.
+        """
+        placements = self._runtime[Models].placements
+        used = (parameter for placement in placements for parameter in placement.module.parameters())
+        self._runtime[ReplacedParameters].refuse(optimizer, used)
 
     def has_updated(self) -> None:
         """Record the end of a distributed optimizer's step, even if it had nothing to update on this rank."""

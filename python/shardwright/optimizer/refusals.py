@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import Runtime
+from shardwright.model.updates import Updates
 from shardwright.optimizer.offloading import StateStorage, refuse_differentiable
 from shardwright.optimizer.reach import ask
 
@@ -17,6 +18,7 @@ def refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype 
     Raises:
         ConfigError: It does not.
     """
+    runtime[Updates].refuse_replaced(optimizer)
     if dtype is not None and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             "torch.optim.LBFGS evaluates the model during its update, which master weights of fp16 and bf16 do not "

@@ -26,6 +26,7 @@ from shardwright.tensor_parallel.marking import mark_of
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.references import References
 from shardwright.tensor_parallel.registry import Entry, registered
+from shardwright.tensor_parallel.replaced import ReplacedParameters
 from shardwright.tensor_parallel.substitution import Substitution, substitution_of, unfit
 from shardwright.transformers_models import collector
 
@@ -186,6 +187,7 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
     _check_the_same(gathered(_OPERATION, plan.replacements, TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
+    names = [plan.references.names[id(each.module)] for each in substitutions]
     same = _draw_as_first(substitutions, runtime)
     del plan  # it holds the originals, whose memory can then be freed one after another
     while substitutions:
@@ -194,6 +196,7 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
             stays = same and isinstance(weight, DelayedTensor) and not weight.is_written
             each.take(name, weight if stays else _from_first_rank(weight, runtime))
         each.finish()
+        runtime[ReplacedParameters].add(names.pop(0), each.module)
         for parent, child_name in uses.pop(0):
             parent._modules[child_name] = each.substitute
         if each.module is module:
