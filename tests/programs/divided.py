@@ -12,7 +12,9 @@ from shardwright import _core
 from shardwright.data_parallel.shards import ParameterShards
 from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
+from torch import nn
 
+from tests.programs.blocks import Block
 from tests.programs.log import log_of_run
 from tests.programs.optimizers import OPTIMIZERS, Updating, update
 from tests.programs.outcome import Left
@@ -33,6 +35,9 @@ class Divided:
         for path, rank in program.places.items():
             smp.set_partition(self.module.get_submodule(path), rank)
         passes = program.passes if program.replicas > 1 else 1
+        if program.layout == "tensor":
+            for linear in _linears(self.module):
+                smp.set_tensor_parallelism(linear)
         model = self.model = smp.DistributedModel(self.module, backward_passes_per_step=passes)
         for path, strategy in program.checkpointed.items():
             smp.set_activation_checkpointing(self.module.get_submodule(path), strategy=strategy)
@@ -127,6 +132,13 @@ class Divided:
 
     def finish(self) -> None:
         """Note what is there in the end."""
+        if self.program.layout:
+            state = self.model.state_dict()
+            built = self.program.built()
+            names = [name for name, _ in (*built.named_parameters(), *built.named_buffers())]
+            if smp.pp_rank() == 0:
+                self.left.values |= {f"value of {name}": state[name] for name in names}
+            return
         held = (*self.module.named_parameters(), *self.module.named_buffers())
         if not self.program.updates:
             self._keep_gradients()
@@ -139,6 +151,8 @@ class Divided:
         self.left.sent = dict(self.sent)
 
     def _keep_gradients(self, when: str = "") -> None:
+        if self.program.layout:  # of parts of parameters
+            return
         for name, parameter in self.module.named_parameters():
             if not is_sentinel(parameter):
                 is_share = self.optimizer is not None and self.runtime[ParameterShards].assigned(parameter) is not None
@@ -159,6 +173,17 @@ class Divided:
                 parameters[name].register_post_accumulate_grad_hook(_halve)
             else:
                 parameters[name].register_hook(CHANGES[kind])
+
+
+def _linears(module: nn.Module) -> list[nn.Linear]:
+    """The linear layers that are inside nothing that computes with their weights itself."""
+    found: list[nn.Linear] = []
+    for child in module.children():
+        if type(child) is nn.Linear:
+            found.append(child)
+        elif isinstance(child, Block | nn.ModuleList | nn.Sequential):
+            found += _linears(child)
+    return found
 
 
 def _halve(parameter: torch.Tensor) -> None:

@@ -10,6 +10,18 @@ import torch
 from shardwright.job.runtime import find_runtime
 from torch import nn
 
+#: What a script does around its steps, in wide programs.
+AROUND_STEPS = (
+    "optimizers of whole parameters",
+    "accumulation over steps",
+    "an earlier life",
+    "hooks of parameters",
+    "freezing",
+    "averages",
+    "loads",
+    "saves and loads",
+    "resumes in new jobs",
+)
 #: What every program may make use of, in the order of the table.
 FEATURES = (
     "re-used modules",
@@ -43,15 +55,9 @@ FEATURES = (
     "real processes",
     "replicas",
     "sharded optimizer state",
-    "optimizers of whole parameters",
-    "accumulation over steps",
-    "an earlier life",
-    "hooks of parameters",
-    "freezing",
-    "averages",
-    "loads",
-    "saves and loads",
-    "resumes in new jobs",
+    "tensor parallelism",
+    "sharded data parallelism",
+    *AROUND_STEPS,
 )
 #: Those that must each occur in a good share of all programs.
 NEEDED = (

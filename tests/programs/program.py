@@ -46,6 +46,7 @@ class Program:
         checkpointed: The modules that are checkpointed, by path, each with the strategy of an ``nn.Sequential``.
         replicas: How many data-parallel replicas it has, each of which trains on a multiple of the losses.
         sharded: Whether their optimizer's state is sharded.
+        layout: How replicas divide parameters: not at all, over ``tensor`` parallel ranks, or as ``sharded_data``.
         optimizer: Whose updates, one of :data:`tests.programs.optimizers.OPTIMIZERS`; none: those of a function.
         passes: How many steps' gradients are accumulated for an update.
         life: What was done with the model before it is wrapped, one of :data:`tests.programs.lives.LIVES`.
@@ -80,6 +81,7 @@ class Program:
     checkpointed: dict[str, str] = dataclasses.field(default_factory=dict)
     replicas: int = 1
     sharded: bool = False
+    layout: str = ""
     optimizer: str = ""
     passes: int = 1
     life: str = ""

@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 import shardwright as smp
 import torch
@@ -23,6 +24,17 @@ from tests.programs.optimizers import Updating
 from tests.programs.program import Program
 from tests.programs.running import run_on_rank
 
+#: What divides parameters; nothing is clipped.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "tensor": {"tensor_parallel_degree": 2},
+    "sharded_data": {
+        "sharded_data_parallel_degree": 2,
+        "sdp_param_persistence_threshold": 10,
+        "sdp_gradient_clipping": 1e9,
+    },
+}
+
 
 def main(given: Path, leg: int) -> None:
     """Run the program, and leave the outcome beside it."""
@@ -31,7 +43,7 @@ def main(given: Path, leg: int) -> None:
     program = Program(**json.loads(given.read_text()))
     # The first and second stall reports of a step that cannot go on come after seconds.
     limits = {"stall_report_seconds": 10, "stall_timeout_seconds": 30}
-    replicas = {"ddp": program.replicas > 1, "shard_optimizer_state": program.sharded}
+    replicas = {"ddp": program.replicas > 1, "shard_optimizer_state": program.sharded, **LAYOUTS[program.layout]}
     # As those of torch.optim that treat elements by themselves, so that ranks have parts of parameters.
     elementwise._STATE_TENSORS[Updating] = lambda _: 1
     smp.init({"pipeline_parallel_degree": program.ranks, **replicas, **program.settings(), **limits})

@@ -96,6 +96,10 @@ def draw_script(program: Program) -> None:
     has = {name: draw.random() < share for name, share in _SHARES.items()}
     parameters = dict(program.start()[0].named_parameters())
     fit = all(one.numel() and one.is_floating_point() for one in parameters.values())
+    draw_layout = random.Random(f"{program.seed} layout").random()
+    if program.replicas > 1 and not program.sharded:
+        program.layout = "tensor" if draw_layout < 0.35 else "sharded_data" if draw_layout < 0.65 else ""
+    program.updates = program.updates or bool(program.layout)
     if program.updates and has["passes"]:
         program.passes = 2
     if program.updates and has["resumes"]:
@@ -107,6 +111,8 @@ def draw_script(program: Program) -> None:
     if program.updates and fit and has["optimizer"]:
         kinds = [*BY_PARAMETER, *BY_PARAMETER, *BY_ELEMENT]
         program.optimizer = draw.choice([kind for kind in kinds if kind != "updating"])
+    if program.layout and (not program.optimizer or program.layout == "sharded_data"):
+        program.optimizer = draw.choice([*BY_ELEMENT])  # others are refused over shards
     if has["life"]:
         program.life = draw.choice(LIVES)
     if has["hooks"]:
@@ -147,6 +153,8 @@ def features_of(program: Program) -> list[str]:
     """What a program's script makes use of."""
     words = {event[1] for event in program.events}
     found = {
+        "tensor parallelism": program.layout == "tensor",
+        "sharded data parallelism": program.layout == "sharded_data",
         "optimizers of whole parameters": program.optimizer in BY_PARAMETER,
         "accumulation over steps": program.passes > 1,
         "an earlier life": bool(program.life),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import shardwright as smp
 from shardwright.execution import exchange
 from shardwright.execution.frame_table import FrameTable
 from shardwright.frames import Frame, backward
 
+from tests.programs.optimizers import Updating
+from tests.programs.running import run_plain
 from tests.programs.summary import Summary
-from tests.programs.trials import jobs, try_seeds
+from tests.programs.trials import draw_program, jobs, try_program, try_seeds
 
 
 def _lose_history_of_writes(patch: pytest.MonkeyPatch) -> None:
@@ -60,3 +65,46 @@ def test_planted_fault_is_found(
         assert not Summary(list(try_seeds(seeds, on))).failures, "the programs are good without the fault"
         plant(monkeypatch)
         assert Summary(list(try_seeds(seeds, on))).failures
+
+
+def _resume_without_optimizer(patch: pytest.MonkeyPatch) -> None:
+    """The job that goes on has no state of the optimizer."""
+    resume = functools.partial(smp.resume_from_checkpoint, load_optimizer=False)
+    patch.setattr(smp, "resume_from_checkpoint", resume)
+
+
+def _evaluate_without_averages(patch: pytest.MonkeyPatch) -> None:
+    """An evaluation with averages sees the weights."""
+    patch.setattr(smp.AveragedModel, "_exchange", lambda *_: None)
+
+
+def _load_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A state dict does not reach the weights."""
+    patch.setattr(smp.DistributedModel, "load_state_dict", lambda *_: None)
+
+
+def _update_by_element(patch: pytest.MonkeyPatch) -> None:
+    """A norm over a parameter is left out."""
+    patch.setattr(smp, "DistributedOptimizer", lambda _optimizer: Updating(_optimizer.param_groups[0]["params"]))
+
+
+@pytest.mark.parametrize(
+    ("plant", "script"),
+    [
+        (_resume_without_optimizer, {"optimizer": "lamb", "resumes": [1, 2]}),
+        (_evaluate_without_averages, {"events": [(1, "average"), (2, "averaged")]}),
+        (_load_nothing, {"events": [(1, "load", 1)]}),
+        (_update_by_element, {"optimizer": "lars"}),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_planted_fault_around_steps_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = dataclasses.replace(draw_program(0)[0], updates=True, steps=3, **script)
+    plain, log = run_plain(program)
+    with jobs() as on:
+        trial = try_program(program, plain, frozenset(log.features), on)
+        assert trial.verdict == "exact", trial.why
+        plant(monkeypatch)
+        assert try_program(program, plain, frozenset(log.features), on).verdict == "wrong"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.programs.conftest import SUMMARY
-from tests.programs.log import NEEDED
+from tests.programs.log import AROUND_STEPS, NEEDED
 from tests.programs.outcome import Outcome, difference
 from tests.programs.running import run_plain
 from tests.programs.summary import Summary
@@ -39,7 +39,8 @@ def test_random_programs_are_exact_or_refused(request: pytest.FixtureRequest) ->
 
 
 def test_random_programs_that_make_use_of_more_are_exact_or_refused(request: pytest.FixtureRequest) -> None:
-    try_programs(WIDE_SEEDS, request.config, wide=True)
+    summary = try_programs(WIDE_SEEDS, request.config, wide=True)
+    assert not [feature for feature in AROUND_STEPS if not summary.share(feature)], summary.table()
 
 
 @pytest.mark.slow
