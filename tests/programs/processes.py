@@ -66,11 +66,16 @@ def _run_job(program: Program, given: Path, leg: int) -> list[Left]:
     results = [_result(given.with_name(f"rank{rank}.{leg}.pt")) for rank in range(number)]
     written = outputs.read_text()
     failed = [result for result in results if not isinstance(result, Left)]
-    for result in sorted(failed, key=lambda result: result is not None and result["type"] == "RemoteError"):
+    for result in sorted(failed, key=_is_of_another):
         raise _error(result, codes, written)
     if any(codes):
         raise RankError(f"the ranks ended with {codes}: {written[-2000:]}")
     return [result for result in results if isinstance(result, Left)]
+
+
+def _is_of_another(result: dict[str, Any] | None) -> bool:
+    """Whether a rank failed since another one did."""
+    return result is not None and result["type"] in ("RemoteError", "PeerLostError")
 
 
 def _result(path: Path) -> Any:

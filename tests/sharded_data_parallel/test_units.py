@@ -21,6 +21,7 @@ def test_small_and_sparse_parameters_stay_whole() -> None:
             "large": nn.Linear(30, 30),
             "sparse": nn.Embedding(50, 30, sparse=True),
             "other dtype": nn.Linear(20, 20, dtype=torch.bfloat16),
+            "scripted": torch.jit.script(nn.Linear(30, 30)),  # in which no shard can take a parameter's place
         }
     )
     model.scale = nn.Parameter(torch.ones(()))

@@ -21,13 +21,15 @@ def choose(module: nn.Module, parameters: Sequence[nn.Parameter], threshold: int
     """Return the parameters that are sharded: those of at least ``threshold`` elements.
 
     All have the dtype with the most elements among them, since those of one collective have to be of one. Parameters
-    with sparse gradients, or with gaps in memory, stay whole, and so do single numbers.
+    with sparse gradients, with gaps in memory, or of scripted modules, in which nothing can take their place, stay
+    whole, and so do single numbers.
     """
-    sparse = sparse_parameters(module)
+    scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
+    whole = {*sparse_parameters(module), *(id(one) for part in scripted for one in part.parameters())}
     found = [
         one
         for one in parameters
-        if one.numel() >= max(1, threshold) and one.dim() and one.is_contiguous() and id(one) not in sparse
+        if one.numel() >= max(1, threshold) and one.dim() and one.is_contiguous() and id(one) not in whole
     ]
     elements: Counter[torch.dtype] = Counter()
     for parameter in found:
