@@ -449,6 +449,50 @@ class CheckpointWriter:
         """
         Remove what was written of a checkpoint that will not be completed.
         """
+    def begin_part(
+        self,
+        /,
+        name: str,
+        pieces: SupportsGetItem[
+            int,
+            tuple[
+                str,
+                str,
+                SupportsGetItem[int, SupportsIndex],
+                tuple[
+                    SupportsGetItem[int, SupportsIndex],
+                    SupportsGetItem[int, SupportsIndex],
+                    tuple[SupportsIndex, SupportsIndex] | None,
+                ],
+            ],
+        ],
+    ) -> IncomingPart:
+        """
+        Begin this rank's file, whose bytes come one after another, such as those of a device: name, dtype, shape of the whole
+        tensor and part of each piece. Raises `ShardwrightError`, and leaves no file.
+        """
+    def begin_part_in_background(
+        self,
+        /,
+        name: str,
+        pieces: SupportsGetItem[
+            int,
+            tuple[
+                str,
+                str,
+                SupportsGetItem[int, SupportsIndex],
+                tuple[
+                    SupportsGetItem[int, SupportsIndex],
+                    SupportsGetItem[int, SupportsIndex],
+                    tuple[SupportsIndex, SupportsIndex] | None,
+                ],
+            ],
+        ],
+        memory: CheckpointMemory,
+    ) -> IncomingCopy:
+        """
+        What `write_part_in_background` does, for pieces whose bytes come one after another: those of `begin_part`.
+        """
     def check(self, /) -> None:
         """
         Raise `ShardwrightError` if an object store does not answer, has no such bucket, or refuses who asks.
@@ -994,6 +1038,39 @@ class HostMemory:
         """
 
 @final
+class IncomingCopy:
+    """
+    The copy of a part for the background, while its bytes come.
+    """
+    def finish(self, /) -> PartInBackground:
+        """
+        Let a thread write the part. Raises `ShardwrightError`.
+        """
+    def write(self, elements: Any, /) -> None:
+        """
+        Copy the next elements, in the order of the pieces: those of a contiguous tensor in host memory.
+        """
+
+@final
+class IncomingPart:
+    """
+    A rank's file of a checkpoint, while its bytes come. Nothing is left of it unless `finish` succeeds.
+    """
+    def finish(self, /) -> str:
+        """
+        Bring the file down to the disk: the report for `commit`. Raises `ShardwrightError`.
+        """
+    def order(self, /) -> list[int]:
+        """
+        The places of the pieces in the order in which their elements are wanted. Empty ones are not among them.
+        """
+    def write(self, elements: Any, /) -> None:
+        """
+        Hash and write the next elements, those of a contiguous tensor in host memory, while other Python threads run. Raises
+        `ShardwrightError`.
+        """
+
+@final
 class LaunchInfo:
     """
     This process's place among those that were started together.
@@ -1116,12 +1193,14 @@ class MemoryCategories:
         replicas: SupportsIndex,
         checkpointed: tuple[SupportsIndex, SupportsIndex],
         offloadable: SupportsIndex,
+        on_device: bool,
     ) -> list[tuple[str, int, str]]:
         """
         The settings that would save memory, the largest saving first: setting, bytes, what it costs.
 
         `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls;
-        `offloadable` the bytes of optimizer state that would leave memory for a disk.
+        `offloadable` the bytes of optimizer state that would leave the memory that the rank computes in, which is a device's
+        with `on_device`.
         """
     @property
     def buffers(self, /) -> int | None: ...

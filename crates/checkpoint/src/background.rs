@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::chunks::lock;
 use crate::directory::Directory;
 use crate::error::CheckpointError;
-use crate::part::{PartReport, PieceView};
-use crate::write::{check_part, write_part};
+use crate::part::{PartReport, PieceSpec, PieceView, checked_bytes, lay_out_specs};
+use crate::write::{check_part, path_of, refused, write_part};
 
 /// What has to do with parts that are written in the background: memory for their copies, which is used again, and failures
 /// that nobody has heard of yet.
@@ -47,36 +47,46 @@ impl Background {
         name: &str,
         pieces: &[PieceView<'_>],
     ) -> Result<PartInBackground, CheckpointError> {
-        self.raise_unheard()?;
         check_part(directory, tag, name, pieces)?;
-        let needed = pieces.iter().map(|piece| piece.bytes.len()).sum();
-        let mut memory = self.take(needed);
+        let specs: Vec<_> = pieces.iter().map(PieceView::spec).collect();
+        let mut copy = self.begin_part(directory, tag, name, &specs)?;
         for piece in pieces {
-            memory.extend_from_slice(piece.bytes);
+            copy.write(piece.bytes);
         }
-        let pieces: Vec<_> = pieces.iter().map(Owned::of).collect();
-        let (directory, tag, name) = (directory.clone(), tag.to_owned(), name.to_owned());
-        let shared = Arc::new(Shared::default());
-        let (background, outcome) = (self.clone(), Arc::clone(&shared));
-        let writing = move || {
-            let mut ends = Ends(outcome, None);
-            let mut rest = &*memory;
-            let views = pieces.iter().map(|piece| {
-                let (bytes, later) = rest.split_at(piece.nbytes);
-                rest = later;
-                piece.view(bytes)
-            });
-            let views: Vec<_> = views.collect();
-            let result = write_part(&directory, &tag, &name, &views);
-            background.lock().free.push(memory);
-            ends.1 = Some(result);
-        };
-        let thread = thread::Builder::new().name("checkpoint-write".to_owned());
-        thread
-            .spawn(writing)
-            .map_err(|source| CheckpointError::NoThread { source })?;
-        self.lock().begun.push(Arc::clone(&shared));
-        Ok(PartInBackground(shared))
+        copy.finish()
+    }
+
+    /// What [`write_part`](Self::write_part) does, for pieces whose bytes come one after another: they are copied by
+    /// [`PartCopy::write`], in the given order.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`write_part`](Self::write_part).
+    pub fn begin_part(
+        &self,
+        directory: &Directory,
+        tag: &str,
+        name: &str,
+        pieces: &[PieceSpec<'_>],
+    ) -> Result<PartCopy, CheckpointError> {
+        self.raise_unheard()?;
+        let path = path_of(directory, tag, name)?;
+        lay_out_specs(pieces).map_err(refused(&path))?;
+        let owned = pieces.iter().map(|piece| {
+            let nbytes = checked_bytes(piece).map_err(refused(&path))?;
+            Ok(Owned::of(piece, nbytes as usize))
+        });
+        let pieces: Vec<Owned> = owned.collect::<Result<_, CheckpointError>>()?;
+        let needed = pieces.iter().map(|piece| piece.nbytes).sum();
+        Ok(PartCopy {
+            background: self.clone(),
+            directory: directory.clone(),
+            tag: tag.to_owned(),
+            name: name.to_owned(),
+            pieces,
+            needed,
+            memory: self.take(needed),
+        })
     }
 
     /// Gives up memory that no part is written from now.
@@ -128,6 +138,69 @@ impl Background {
     }
 }
 
+/// The copy of a part, while its bytes come.
+#[derive(Debug)]
+pub struct PartCopy {
+    background: Background,
+    directory: Directory,
+    tag: String,
+    name: String,
+    pieces: Vec<Owned>,
+    needed: usize,
+    memory: Vec<u8>,
+}
+
+impl PartCopy {
+    /// How many bytes are still to come.
+    pub fn left(&self) -> u64 {
+        (self.needed - self.memory.len()) as u64
+    }
+
+    /// Takes the next bytes; at most those that are [`left`](Self::left).
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.memory.extend_from_slice(bytes);
+    }
+
+    /// Lets a thread write the part, after all bytes have come.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread.
+    pub fn finish(self) -> Result<PartInBackground, CheckpointError> {
+        debug_assert_eq!(self.left(), 0, "all bytes have come");
+        let Self {
+            background,
+            directory,
+            tag,
+            name,
+            pieces,
+            memory,
+            ..
+        } = self;
+        let shared = Arc::new(Shared::default());
+        let (begun, outcome) = (background.clone(), Arc::clone(&shared));
+        let writing = move || {
+            let mut ends = Ends(outcome, None);
+            let mut rest = &*memory;
+            let views = pieces.iter().map(|piece| {
+                let (bytes, later) = rest.split_at(piece.nbytes);
+                rest = later;
+                piece.view(bytes)
+            });
+            let views: Vec<_> = views.collect();
+            let result = write_part(&directory, &tag, &name, &views);
+            background.lock().free.push(memory);
+            ends.1 = Some(result);
+        };
+        let thread = thread::Builder::new().name("checkpoint-write".to_owned());
+        thread
+            .spawn(writing)
+            .map_err(|source| CheckpointError::NoThread { source })?;
+        begun.lock().begun.push(Arc::clone(&shared));
+        Ok(PartInBackground(shared))
+    }
+}
+
 impl PartInBackground {
     /// Whether it has been written, or failed.
     pub fn is_done(&self) -> bool {
@@ -170,6 +243,7 @@ impl Drop for Ends {
 }
 
 /// A piece whose bytes are in the copy.
+#[derive(Debug)]
 struct Owned {
     name: String,
     shape: Vec<u64>,
@@ -179,13 +253,13 @@ struct Owned {
 }
 
 impl Owned {
-    fn of(piece: &PieceView<'_>) -> Self {
+    fn of(piece: &PieceSpec<'_>, nbytes: usize) -> Self {
         Self {
             name: piece.name.to_owned(),
             shape: piece.shape.to_vec(),
             dtype: piece.dtype,
             region: piece.region.clone(),
-            nbytes: piece.bytes.len(),
+            nbytes,
         }
     }
 

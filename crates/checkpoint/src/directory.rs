@@ -299,6 +299,7 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointErro
 
 /// A file that goes to the disk while it is written. The kernel would begin with that when much memory is full of such data,
 /// or at the end.
+#[derive(Debug)]
 pub(crate) struct EagerFile {
     file: File,
     written: u64,

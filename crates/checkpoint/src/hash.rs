@@ -57,7 +57,7 @@ pub fn hash_chunks<'a>(slices: impl IntoIterator<Item = &'a [u8]>) -> Vec<ChunkH
 }
 
 /// Hashes the chunks of a file while its bytes come.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct ChunkHasher {
     done: Vec<ChunkHash>,
     open: blake3::Hasher,

@@ -54,6 +54,7 @@ mod foreign;
 mod full;
 mod hash;
 mod import;
+mod incoming;
 mod leftovers;
 mod lock;
 mod manifest;
@@ -74,7 +75,7 @@ mod write;
 mod tests;
 
 pub use assemble::{AssembleError, Description, Said, assemble};
-pub use background::{Background, PartInBackground};
+pub use background::{Background, PartCopy, PartInBackground};
 pub use compare::{Unequal, unequal};
 pub use differences::{Difference, TensorKind, differences};
 pub use directory::{Directory, Entry, EntryState};
@@ -84,6 +85,7 @@ pub use foreign::{ForeignError, check_header};
 pub use full::{CONFIG_KEY, ExportOptions, Exported, export_full};
 pub use hash::{CHUNK_BYTES, ChunkHash, hash_chunks};
 pub use import::ForeignModel;
+pub use incoming::PartWriter;
 pub use lock::DirectoryLock;
 pub use manifest::{
     Alias, Bytes, Degrees, FORMAT_VERSION, Manifest, ManifestError, PartFile, Piece, Placement,
@@ -91,7 +93,7 @@ pub use manifest::{
 };
 pub use names::{NameError, check_tag};
 pub use notes::{leave_note, note};
-pub use part::{PartReport, PieceError, PieceView};
+pub use part::{PartReport, PieceError, PieceSpec, PieceView};
 pub use plan::{PlanError, Read, plan};
 pub use read::{Checkpoint, Touched, Wanted};
 pub use region::{Region, RegionError, Run, num_elements};

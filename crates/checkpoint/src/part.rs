@@ -44,11 +44,15 @@ impl<'a> PieceView<'a> {
 
 /// A part of a tensor without its elements.
 #[derive(Clone, Debug)]
-pub(crate) struct PieceSpec<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: &'a [u64],
-    pub(crate) region: Region,
+pub struct PieceSpec<'a> {
+    /// The tensor's global name.
+    pub name: &'a str,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// The shape of the whole tensor.
+    pub shape: &'a [u64],
+    /// What this is of it.
+    pub region: Region,
 }
 
 /// What a rank has written, for the rank that writes the manifest.
@@ -109,6 +113,7 @@ pub enum PieceError {
 }
 
 /// A file as it will be.
+#[derive(Debug)]
 pub(crate) struct PartLayout {
     /// What comes before the data.
     pub(crate) header: Vec<u8>,
@@ -197,7 +202,7 @@ pub(crate) fn lay_out_specs(pieces: &[PieceSpec<'_>]) -> Result<PartLayout, Piec
 }
 
 /// The bytes of a piece that makes sense.
-fn checked_bytes(piece: &PieceSpec<'_>) -> Result<u64, PieceError> {
+pub(crate) fn checked_bytes(piece: &PieceSpec<'_>) -> Result<u64, PieceError> {
     let tensor = || piece.name.to_owned();
     let Some(item) = item_bytes(piece.dtype) else {
         return Err(PieceError::Dtype {

@@ -1,7 +1,7 @@
 //! Files that are read and written piece by piece, with as much memory whatever their size.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::directory::{EagerFile, write_slices};
 use crate::error::{CheckpointError, cannot};
@@ -133,19 +133,20 @@ impl Source for Verified<'_> {
 }
 
 /// A file whose bytes come one after another.
-pub(crate) struct Streamed<'a> {
+#[derive(Debug)]
+pub(crate) struct Streamed {
     file: EagerFile,
-    path: &'a Path,
+    path: PathBuf,
     written: u64,
     wanted: u64,
 }
 
-impl<'a> Streamed<'a> {
+impl Streamed {
     /// A new file that is to have `wanted` bytes.
-    pub(crate) fn new(file: File, path: &'a Path, wanted: u64) -> Self {
+    pub(crate) fn new(file: File, path: &Path, wanted: u64) -> Self {
         Self {
             file: EagerFile::new(file),
-            path,
+            path: path.to_owned(),
             written: 0,
             wanted,
         }
@@ -153,7 +154,7 @@ impl<'a> Streamed<'a> {
 
     /// Takes the next bytes.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let result = write_slices(&mut self.file, self.path, &[bytes]);
+        let result = write_slices(&mut self.file, &self.path, &[bytes]);
         let (before, wanted) = (self.written, self.wanted);
         self.written += bytes.len() as u64;
         result.map_err(|error| match error {
@@ -177,6 +178,6 @@ impl<'a> Streamed<'a> {
         debug_assert_eq!(self.written, self.wanted, "all bytes have come");
         self.file
             .sync()
-            .map_err(cannot("write to the disk", self.path))
+            .map_err(cannot("write to the disk", &self.path))
     }
 }

@@ -20,14 +20,12 @@ use crate::directory::{
 use crate::error::{CheckpointError, cannot};
 use crate::files::{Files, Store, is_of_a_save};
 use crate::hash::{ChunkHash, ChunkHasher, hash_chunks};
+use crate::incoming::PartWriter;
 use crate::leftovers::remove_leftovers;
 use crate::manifest::{Manifest, PartFile};
 use crate::names::{MANIFEST, check_file_name};
-use crate::part::{
-    PartLayout, PartReport, PieceError, PieceSpec, PieceView, lay_out, lay_out_specs,
-};
+use crate::part::{PartLayout, PartReport, PieceError, PieceSpec, PieceView, lay_out};
 use crate::retention::{Complete, superseded};
-use crate::stream::Streamed;
 
 /// Writes a rank's pieces into its file of a checkpoint that is not complete yet, down to the disk. The bytes are written
 /// from where they are, in one stream, while another thread hashes them. In a store, the file has a name that no other
@@ -76,25 +74,11 @@ pub(crate) fn stream_part(
     pieces: &[PieceSpec<'_>],
     mut fill: impl FnMut(usize, &mut Sink<'_>) -> Result<(), CheckpointError>,
 ) -> Result<PartReport, CheckpointError> {
-    let path = path_of(directory, tag, name)?;
-    let layout = lay_out_specs(pieces).map_err(refused(&path))?;
-    let mut fill_all = |sink: &mut Sink<'_>| {
-        sink(&layout.header)?;
-        layout.order.iter().try_for_each(|&place| fill(place, sink))
-    };
-    if let Files::Store(store) = directory.files() {
-        return upload(store, &directory.writing(tag), name, &layout, fill_all);
+    let mut part = PartWriter::begin(directory, tag, name, pieces)?;
+    for place in part.order().to_vec() {
+        fill(place, &mut |bytes: &[u8]| part.write(bytes))?;
     }
-    write_laid_out(&path, name, &layout, |file| {
-        let mut hasher = ChunkHasher::default();
-        let mut out = Streamed::new(file, &path, layout.bytes);
-        fill_all(&mut |bytes: &[u8]| {
-            hasher.update(bytes);
-            out.write(bytes)
-        })?;
-        out.finish()?;
-        Ok(hasher.finish())
-    })
+    part.finish()
 }
 
 /// Writes a file of a store, of which nothing is left after an error.
@@ -119,7 +103,11 @@ fn upload(
 pub(crate) type Sink<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
 /// Where a part is while its checkpoint is written.
-fn path_of(directory: &Directory, tag: &str, name: &str) -> Result<PathBuf, CheckpointError> {
+pub(crate) fn path_of(
+    directory: &Directory,
+    tag: &str,
+    name: &str,
+) -> Result<PathBuf, CheckpointError> {
     checked_tag(tag)?;
     check_file_name(name).map_err(|source| CheckpointError::Name {
         what: "part",
@@ -129,7 +117,7 @@ fn path_of(directory: &Directory, tag: &str, name: &str) -> Result<PathBuf, Chec
     Ok(directory.writing(tag).join(name))
 }
 
-fn refused(path: &Path) -> impl FnOnce(PieceError) -> CheckpointError {
+pub(crate) fn refused(path: &Path) -> impl FnOnce(PieceError) -> CheckpointError {
     move |source| CheckpointError::Piece {
         path: path.to_owned(),
         source: Box::new(source),
@@ -157,7 +145,7 @@ fn write_laid_out(
 
 impl PartLayout {
     /// What is told of the file that was written.
-    fn report(&self, name: &str, chunks: Vec<ChunkHash>) -> PartReport {
+    pub(crate) fn report(&self, name: &str, chunks: Vec<ChunkHash>) -> PartReport {
         let file = PartFile {
             name: name.to_owned(),
             bytes: self.bytes,

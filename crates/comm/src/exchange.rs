@@ -31,7 +31,7 @@ pub(crate) struct Reach {
 pub(crate) struct Exchange {
     pool: Option<Arc<Pool>>,
     peers: BTreeMap<Rank, PeerDevice>,
-    reach: Reach,
+    pub(crate) reach: Reach,
     ucx_peers: OnceLock<BTreeSet<Rank>>,
     counters: TransportCounters,
 }

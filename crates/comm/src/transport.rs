@@ -62,6 +62,10 @@ pub struct CommStats {
     pub unknown_peers_dropped: u64,
     /// Bytes of the persistent buffer that are in use here, or that ranks of this host hold.
     pub buffer_used_bytes: u64,
+    /// Bytes of the persistent buffer on this rank's device, once it is used.
+    pub device_buffer_bytes: u64,
+    /// Bytes of host memory that are locked for copies to and from the device.
+    pub locked_bytes: u64,
     /// What each route carried.
     pub by_route: ByRoute,
     /// Why tensors were sent by the routes they took.

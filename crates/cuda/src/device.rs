@@ -62,6 +62,12 @@ pub enum StageError {
 }
 
 impl Locked {
+    /// How many bytes are locked.
+    pub(super) fn bytes(&self) -> u64 {
+        let zones = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        zones.iter().map(|zone| zone.range().1 as u64).sum()
+    }
+
     /// Locked memory of the host buffer; `None` where there is no room, or the driver locks none.
     pub(super) fn reserve(
         &self,

@@ -186,6 +186,15 @@ impl DeviceMemory {
         self.active.get().is_some_and(Option::is_some)
     }
 
+    /// The bytes of the device buffer, and those of host memory that are locked for the device; 0 before it is used.
+    pub fn held_bytes(&self) -> (u64, u64) {
+        let active = self.active.get().and_then(Option::as_ref);
+        active.map_or((0, 0), |active| {
+            let buffer = active.buffer.as_ref().map_or(0, |_| self.bytes);
+            (buffer, active.locked.bytes())
+        })
+    }
+
     /// Has a peer's buffer opened, where it was not there when the thread looked; asked for each tensor.
     pub fn open(&self, peer: &PeerDevice) {
         if self.is_active()

@@ -20,8 +20,10 @@ pub struct Situation<'a> {
     pub replicas: u32,
     /// What checkpointed calls keep in memory at the most full moment: bytes, and how many calls.
     pub checkpointed: (u64, u32),
-    /// Bytes of optimizer state that would leave memory for a disk.
+    /// Bytes of optimizer state that would leave the memory that the rank computes in.
     pub offloadable: u64,
+    /// Whether that is a device's, so that host memory takes them.
+    pub on_device: bool,
 }
 
 /// A setting, and what it is expected to save.
@@ -162,15 +164,31 @@ fn shard_optimizer(situation: &Situation<'_>) -> Option<Advice> {
 }
 
 fn offload_optimizer(situation: &Situation<'_>) -> Option<Advice> {
-    if situation.config.offload_optimizer == FlagOrWord::Word("disk".to_owned()) {
+    let (value, price) = if situation.on_device {
+        (
+            "true",
+            "optimizer.step() brings its state from host memory and back",
+        )
+    } else {
+        (
+            "\"disk\"",
+            "optimizer.step() reads its state from a disk and writes it back",
+        )
+    };
+    let key = &situation.config.offload_optimizer;
+    let is_on = match key {
+        FlagOrWord::Flag(is_on) => *is_on && situation.on_device,
+        FlagOrWord::Word(_) => true,
+    };
+    if is_on {
         return None;
     }
     Some(Advice {
-        setting: "\"offload_optimizer\": \"disk\"".to_owned(),
+        setting: format!("\"offload_optimizer\": {value}"),
         saves: situation
             .offloadable
             .min(situation.categories.optimizer_state?),
-        price: "optimizer.step() reads its state from a disk and writes it back",
+        price,
     })
 }
 

@@ -23,6 +23,14 @@ fn full() -> Categories {
 }
 
 fn advice(text: &str, in_flight: u32, replicas: u32) -> Vec<Advice> {
+    advice_of(text, in_flight, replicas, false)
+}
+
+fn advice_on_device(text: &str) -> Vec<Advice> {
+    advice_of(text, 1, 1, true)
+}
+
+fn advice_of(text: &str, in_flight: u32, replicas: u32, on_device: bool) -> Vec<Advice> {
     let config = config(text);
     advise(&Situation {
         config: &config,
@@ -32,6 +40,7 @@ fn advice(text: &str, in_flight: u32, replicas: u32) -> Vec<Advice> {
         replicas,
         checkpointed: (300 * MIB, 12),
         offloadable: 150 * MIB,
+        on_device,
     })
 }
 
@@ -170,6 +179,22 @@ fn optimizer_state_may_go_to_a_disk_unless_it_does() {
     assert_eq!(saving(&advice(on_disk, 1, 1), setting), None);
 }
 
+#[test]
+fn optimizer_state_of_a_device_may_go_to_host_memory_unless_it_is_offloaded() {
+    let setting = "\"offload_optimizer\": true";
+    assert_eq!(saving(&advice_on_device("{}"), setting), Some(150 * MIB));
+    for text in [
+        r#"{"offload_optimizer": true}"#,
+        r#"{"offload_optimizer": "disk"}"#,
+    ] {
+        let advice = advice_on_device(text);
+        let keys = advice
+            .iter()
+            .filter(|one| one.setting.contains("offload_optimizer"));
+        assert_eq!(keys.count(), 0);
+    }
+}
+
 proptest! {
     #[test]
     fn no_advice_saves_more_than_there_is(
@@ -181,6 +206,7 @@ proptest! {
         degree in 1_u32..9,
         checkpointed in any::<(u64, u32)>(),
         offloadable in any::<u64>(),
+        on_device in any::<bool>(),
     ) {
         let text = format!(
             r#"{{"pipeline_parallel_degree": {degree}, "microbatches": {microbatches}, "pipeline": "{pipeline}"}}"#
@@ -194,7 +220,7 @@ proptest! {
             buffers: bytes[4].map(|bytes| bytes / 8),
             communication: bytes[5].map(|bytes| bytes / 8),
         };
-        let situation = Situation { config: &config, categories, in_flight, microbatches, replicas, checkpointed, offloadable };
+        let situation = Situation { config: &config, categories, in_flight, microbatches, replicas, checkpointed, offloadable, on_device };
         let advice = advise(&situation);
         for one in &advice {
             prop_assert!(one.saves > 0 && one.saves <= categories.total(), "{one:?}");

@@ -175,5 +175,7 @@ pub(crate) fn set_totals(dict: &Bound<'_, PyDict>, stats: &CommStats) -> PyResul
     dict.set_item("bytes_sent", stats.bytes_sent)?;
     dict.set_item("bytes_received", stats.bytes_received)?;
     dict.set_item("unknown_peers_dropped", stats.unknown_peers_dropped)?;
-    dict.set_item("buffer_used_bytes", stats.buffer_used_bytes)
+    dict.set_item("buffer_used_bytes", stats.buffer_used_bytes)?;
+    dict.set_item("device_buffer_bytes", stats.device_buffer_bytes)?;
+    dict.set_item("locked_bytes", stats.locked_bytes)
 }

@@ -7,6 +7,8 @@ mod calls;
 mod checkpoint;
 mod checkpoint_background;
 mod checkpoint_full;
+mod checkpoint_incoming;
+mod checkpoint_pieces;
 mod collectives;
 mod comm;
 mod command;
@@ -67,6 +69,8 @@ mod _core {
     use crate::checkpoint_background::{CheckpointMemory, PartInBackground};
     #[pymodule_export]
     use crate::checkpoint_full::export_full_checkpoint;
+    #[pymodule_export]
+    use crate::checkpoint_incoming::{IncomingCopy, IncomingPart};
     #[pymodule_export]
     use crate::collectives::collective_back_end;
     #[pymodule_export]

@@ -109,8 +109,10 @@ impl MemoryCategories {
     /// The settings that would save memory, the largest saving first: setting, bytes, what it costs.
     ///
     /// `checkpointed` has the most bytes that checkpointed calls kept in memory at once, and the number of these calls;
-    /// `offloadable` the bytes of optimizer state that would leave memory for a disk.
-    #[pyo3(signature = (config, *, in_flight, microbatches, replicas, checkpointed, offloadable) -> "list[tuple[str, int, str]]")]
+    /// `offloadable` the bytes of optimizer state that would leave the memory that the rank computes in, which is a device's
+    /// with `on_device`.
+    #[pyo3(signature = (config, *, in_flight, microbatches, replicas, checkpointed, offloadable, on_device) -> "list[tuple[str, int, str]]")]
+    #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
     fn advice(
         &self,
         config: &Config,
@@ -119,6 +121,7 @@ impl MemoryCategories {
         replicas: u32,
         checkpointed: (u64, u32),
         offloadable: u64,
+        on_device: bool,
     ) -> Vec<(String, u64, &'static str)> {
         let advice = advise(&Situation {
             config: &config.0,
@@ -128,6 +131,7 @@ impl MemoryCategories {
             replicas,
             checkpointed,
             offloadable,
+            on_device,
         });
         let row = |one: shardwright_memory::Advice| (one.setting, one.saves, one.price);
         advice.into_iter().map(row).collect()

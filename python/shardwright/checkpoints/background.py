@@ -9,19 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from shardwright._core import CheckpointMemory, CheckpointWriter, is_in_store
-from shardwright.checkpoints.boxes import Region
+from shardwright.checkpoints.streamed import Given, copy_part
 from shardwright.checkpoints.together import keep_others_out, on_all_ranks
 from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.job.runtime import Runtime
 
 #: Between looks for what another rank tells: on a disk, and in a store, where each look is a request.
 _POLL_SECONDS = {False: 0.02, True: 0.5}
-
-#: A name, values in host memory, the shape of the whole tensor, and what the values are of it.
-Given = tuple[str, torch.Tensor, list[int], Region]
 
 
 class BackgroundSave:
@@ -57,7 +52,7 @@ class BackgroundSave:
         self._writer = writer
         self._pause = pause
         self._reports = f"report-{nonce}-"
-        self._part = self._writer.write_part_in_background(f"part-{self._rank:05}.safetensors", given, memory)
+        self._part = copy_part(self._writer, f"part-{self._rank:05}.safetensors", given, memory)
         self._commit: Callable[[list[str]], object] | None = None
         self._told = threading.Event()
         self._others_told = threading.Event()

@@ -14,12 +14,13 @@ import torch
 
 from shardwright._core import CheckpointWriter, __version__, is_in_store
 from shardwright.checkpoints import random_state
-from shardwright.checkpoints.background import Given, background
+from shardwright.checkpoints.background import background
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.codec import Encoder
 from shardwright.checkpoints.full import save_full
 from shardwright.checkpoints.optimizer_state import OptimizerState
 from shardwright.checkpoints.places import check_on_disk, place_of
+from shardwright.checkpoints.streamed import Given, write_part
 from shardwright.checkpoints.tensors import ModelTensors, extra_states
 from shardwright.checkpoints.together import keep_others_out, model_of, on_all_ranks, optimizer_of, outside_steps
 from shardwright.errors import CheckpointError, ShardwrightError
@@ -62,9 +63,9 @@ class Part:
         return json.dumps({"pieces": rows, "about": self.about})
 
     def given(self, mine: set[Key]) -> list[Given]:
-        """Those pieces that this rank writes, as writers take them."""
+        """Those pieces that this rank writes; contiguous in host memory, or where they are on a device."""
         return [
-            (each.name, each.view.detach().cpu().contiguous(), list(each.shape), each.region)
+            (each.name, _contiguous(each.view.detach()), list(each.shape), each.region)
             for each in self.pieces
             if _key(each) in mine
         ]
@@ -166,7 +167,7 @@ def write_parts(
             writer.commit(json.dumps(description), reports, keep=keep)
 
     try:
-        reports = on_all_ranks(operation, lambda: writer.write_part(f"part-{rank:05}.safetensors", given()))
+        reports = on_all_ranks(operation, lambda: write_part(writer, f"part-{rank:05}.safetensors", given()))
         on_all_ranks(operation, commit)
     except CheckpointError:
         if rank == 0:
@@ -244,6 +245,10 @@ def _check_values(told: Sequence[Mapping[str, Any]]) -> None:
                 raise CheckpointError(
                     f"ranks {first} and {rank} have different values of {name!r}, which is one of the whole model"
                 )
+
+
+def _contiguous(view: torch.Tensor) -> torch.Tensor:
+    return view.contiguous() if view.device.type == "cpu" else view
 
 
 def _key(piece: Piece) -> Key:

@@ -10,6 +10,7 @@ import torch
 from shardwright import _core
 from shardwright.activation_checkpointing.arguments import forget_most_kept, most_kept
 from shardwright.execution.turn import Turn
+from shardwright.memory.locked import locked_bytes
 from shardwright.memory.optimizers import (
     distinct_bytes,
     expected_bytes,
@@ -49,6 +50,9 @@ class RankAccount:
         in_flight: The most microbatches in flight on it, as simulated.
         offloaded: The most bytes of activations that were offloaded at once.
         offloaded_optimizer_state: Bytes of optimizer state, and of master weights, on a disk or in locked host memory.
+        device_memory: Of a device: ``allocated`` and ``reserved`` by PyTorch, ``peak`` of what was allocated, and
+            ``transfers``, the transport's own buffer there; None on CPU ranks.
+        locked: Bytes of host memory that are locked for devices: for transfers, offloading and checkpoints.
         resident: Of the process in host memory; None where the system does not tell.
         peak: The most that it had in host memory.
         limit: The least limit on the process's memory; None without one.
@@ -64,6 +68,8 @@ class RankAccount:
     in_flight: int
     offloaded: int
     offloaded_optimizer_state: int
+    device_memory: dict[str, int] | None
+    locked: int
     resident: int | None
     peak: int | None
     limit: int | None
@@ -225,6 +231,7 @@ class MemoryAccount:
             replicas=len(place.dp_ranks),
             checkpointed=most_kept(),
             offloadable=self._offloadable(best["optimizer_state"] or 0),
+            on_device=place.device.type == "cuda",
         )
         memory = _core.process_memory()
         return RankAccount(
@@ -237,11 +244,24 @@ class MemoryAccount:
             in_flight=in_flight,
             offloaded=self._offloaded(),
             offloaded_optimizer_state=streamed_bytes(self._runtime[Models].optimizers),
+            device_memory=self._device_memory(),
+            locked=node.comm_stats()["locked_bytes"] + locked_bytes(),
             resident=None if memory is None else memory[0],
             peak=None if memory is None else memory[1],
             limit=_core.memory_limit(),
             advice=advice,
         )
+
+    def _device_memory(self) -> dict[str, int] | None:
+        device = self._runtime.place.device
+        if device.type != "cuda":
+            return None
+        return {
+            "allocated": torch.cuda.memory_allocated(device),
+            "reserved": torch.cuda.memory_reserved(device),
+            "peak": torch.cuda.max_memory_allocated(device),
+            "transfers": self._runtime.node.comm_stats()["device_buffer_bytes"],
+        }
 
     def _offloaded(self) -> int:
         offloaded = self._runtime.find(OffloadedActivations)

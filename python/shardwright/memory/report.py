@@ -35,8 +35,12 @@ def memory_report() -> list[dict[str, Any]]:
         - ``in_flight``: the most microbatches in flight on the rank, as simulated: with stages of equal length, or with
           measured ones once the schedule was chosen by them (``smp.stats()["schedule_decision"]`` says why);
         - ``offloaded``: the most bytes of checkpointed activations that were offloaded at once;
-        - ``offloaded_optimizer_state``: the bytes of optimizer state, and of master weights, on a disk, which are not
-          among those measured;
+        - ``offloaded_optimizer_state``: the bytes of optimizer state, and of master weights, on a disk or in locked
+          host memory, which are not among those measured;
+        - ``device_memory``: None on CPU ranks; else the bytes that PyTorch has ``allocated`` and ``reserved`` on the
+          device, the ``peak`` of what was allocated, and ``transfers``, the transport's buffer there;
+        - ``locked``: the bytes of host memory that are locked for devices, by the transport and by PyTorch: for
+          offloading and checkpoints;
         - ``resident``, ``peak``, ``limit``: the bytes of host memory that the process has, had at most, and may have;
         - ``advice``: tuples of a setting that would save memory, the estimated bytes, and its cost, the largest saving
           first.

@@ -71,10 +71,18 @@ def account_text(account: RankAccount) -> str:
         *rows,
         f"  The process has {amount(account.resident)} of host memory, had {amount(account.peak)} at most{limit}.",
     ]
+    if account.device_memory is not None:
+        device = {name: amount(nbytes) for name, nbytes in account.device_memory.items()}
+        lines.append(
+            f"  PyTorch has allocated {device['allocated']} on the device, had {device['peak']} at most, and reserves "
+            f"{device['reserved']}; the buffer for transfers between ranks has {device['transfers']} more."
+        )
+    if account.locked:
+        lines.append(f"  Of host memory, {amount(account.locked)} are locked for the device.")
     if account.offloaded:
         lines.append(f"  {amount(account.offloaded)} of activations were offloaded at most, and are not among these.")
     if account.offloaded_optimizer_state:
-        lines.append(f"  {amount(account.offloaded_optimizer_state)} of optimizer state are on a disk.")
+        lines.append(f"  {amount(account.offloaded_optimizer_state)} of optimizer state are offloaded.")
     if account.advice:
         lines.append("Settings that would save memory on this rank, with their estimated saving:")
         lines += [f"  {setting}: {amount(saves)}; {price}" for setting, saves, price in account.advice[:_MAX_ADVICE]]

@@ -20,7 +20,7 @@ pub use error::StoreError;
 pub(crate) use layout::is_of_a_save;
 pub(crate) use store::Store;
 use store::failed;
-use upload::Upload;
+pub(crate) use upload::Upload;
 
 /// Refuses an address in a store for what is written to folders on a disk only.
 pub(crate) fn check_on_disk(path: &Path) -> Result<(), CheckpointError> {

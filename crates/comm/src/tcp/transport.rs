@@ -287,6 +287,8 @@ impl Transport for Tcp {
     }
 
     fn stats(&self) -> CommStats {
+        let device = self.hub.exchange.reach.device.as_ref();
+        let (device_buffer_bytes, locked_bytes) = device.map_or((0, 0), |one| one.held_bytes());
         CommStats {
             messages_sent: self.hub.messages_sent.load(Ordering::Relaxed),
             messages_received: self.hub.messages_received.load(Ordering::Relaxed),
@@ -298,6 +300,8 @@ impl Transport for Tcp {
                 .sum(),
             unknown_peers_dropped: self.acceptor.unknown_peers(),
             buffer_used_bytes: self.hub.exchange.buffer_used_bytes(),
+            device_buffer_bytes,
+            locked_bytes,
             by_route: self.hub.exchange.counters().by_route(),
             by_reason: self.hub.exchange.counters().by_reason(),
         }

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from shardwright._core import CheckpointWriter, __version__
-from shardwright.checkpoints.background import Given
 from shardwright.checkpoints.codec import Encoder
 from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.saving import USER
+from shardwright.checkpoints.streamed import Given
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER
 from shardwright.checkpoints.torch_distributed.reading import Path, TorchCheckpoint
 from shardwright.errors import CheckpointError, ShardwrightError
