@@ -2301,10 +2301,6 @@ class TensorParts:
         """
         Whether a tensor's bytes are here, and not only with the rank that holds it.
         """
-    def is_of_device(self, /, index: SupportsIndex) -> bool:
-        """
-        Whether a tensor was in the memory of a CUDA device at its sender.
-        """
     def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
         """
         `(dtype, shape, strides, device, requires_grad)` of a tensor.

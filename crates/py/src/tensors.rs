@@ -137,11 +137,6 @@ impl TensorParts {
         Ok(added.is_some())
     }
 
-    /// Whether a tensor was in the memory of a CUDA device at its sender.
-    fn is_of_device(&self, index: usize) -> PyResult<bool> {
-        self.with(index, |part| part.meta.device == CUDA)
-    }
-
     /// Take a tensor's bytes into the memory of CUDA device `ordinal`, behind what `stream` has been given so far; does
     /// not wait. False, and nothing is taken, where there is no way.
     ///

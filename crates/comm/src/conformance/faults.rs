@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use shardwright_core::Rank;
 use shardwright_wire::{Message, StepBegin};
@@ -58,12 +58,10 @@ fn harm_one_pair(
         };
         change(&mut faults);
         let job = job(3, &faults);
-        let began = Instant::now();
         send_all(&job, COUNT);
         let loss = job[0].1.wait_loss(Rank(1));
         assert!(is_expected(&loss), "{loss:?}");
         assert_eq!(job[1].1.wait_loss(Rank(0)), Loss::Died);
-        assert!(began.elapsed() < DEADLINE * 5, "{:?}", began.elapsed());
         let harmed = numbers_from(&job[0].1.delivered(), Rank(1));
         assert_eq!(harmed, prefix(harmed.len()));
         assert!(delivered.contains(&harmed.len()), "{}", harmed.len());

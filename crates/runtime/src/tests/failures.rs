@@ -133,11 +133,9 @@ fn a_rank_that_dies_in_a_step_ends_it_for_the_others() {
         }
         usual(rank, worker, task)
     });
-    let start = Instant::now();
     let ends = on_every_rank(&ranks, move |rank| {
         rank.step(plan(1, "train_step", 4), &behaviour)
     });
-    assert!(start.elapsed() < Duration::from_secs(5));
     for end in &ends[..2] {
         let failure = end.clone().failure();
         assert_eq!(failure.kind, FailureKind::PeerLost);

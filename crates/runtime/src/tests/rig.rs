@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// No test waits longer than this for anything.
-pub(super) const WATCHDOG: Duration = Duration::from_secs(20);
+pub(super) const WATCHDOG: Duration = Duration::from_mins(5);
 
 /// What the modules of a test do: every task calls this.
 pub(super) type Behaviour =
