@@ -33,6 +33,8 @@ __all__ = [
     "Getters",
     "GradMode",
     "HostMemory",
+    "IncomingCopy",
+    "IncomingPart",
     "LaunchInfo",
     "MappedFile",
     "MappedMemory",
@@ -1093,6 +1095,14 @@ class LaunchInfo:
         variables are missing, are no numbers or contradict each other, or ranks on several hosts do
         not know where to meet, and says what to set.
         """
+    @property
+    def job_id(self, /) -> str: ...
+    @property
+    def launcher(self, /) -> str: ...
+    @property
+    def local_rank(self, /) -> int: ...
+    @property
+    def local_size(self, /) -> int: ...
     @staticmethod
     def of_group(
         rank: SupportsIndex,
@@ -1105,14 +1115,6 @@ class LaunchInfo:
         The place of a rank of the process group that the script has made. `hosts` has a text for each rank, equal for
         ranks of one host; rank 0 is reached at the host and port; no other job has the same `job_id`.
         """
-    @property
-    def job_id(self, /) -> str: ...
-    @property
-    def launcher(self, /) -> str: ...
-    @property
-    def local_rank(self, /) -> int: ...
-    @property
-    def local_size(self, /) -> int: ...
     @property
     def rank(self, /) -> int: ...
     @property
