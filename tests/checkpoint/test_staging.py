@@ -102,7 +102,7 @@ class Job:
             self.optimizer.step()
 
     def tensors(self) -> list[torch.Tensor]:
-        state = [value for entry in self.optimizer.state.values() for value in entry.values()]
+        state = [entry[name] for entry in self.optimizer.state.values() for name in sorted(entry)]
         return [*self.module.state_dict().values(), *state]
 
 
