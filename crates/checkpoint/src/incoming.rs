@@ -88,7 +88,7 @@ impl PartWriter {
             return Ok(()); // it has failed
         };
         let hasher = &mut self.hasher;
-        let result = thread::scope(|scope| {
+        let (result, is_counted) = thread::scope(|scope| {
             let beside = (bytes.len() >= HASHED_BESIDE).then(|| {
                 let hashing = thread::Builder::new().name("checkpoint-hash".to_owned());
                 hashing.spawn_scoped(scope, || hasher.update(bytes)).is_ok()
@@ -96,8 +96,7 @@ impl PartWriter {
             let result = out.write(bytes);
             (result, beside.unwrap_or(false))
         });
-        let (result, hashed) = result;
-        if !hashed {
+        if !is_counted {
             self.hasher.update(bytes); // it is short, or there was no thread
         }
         self.written += bytes.len() as u64;
