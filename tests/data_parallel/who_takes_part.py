@@ -156,6 +156,20 @@ def one_rank_alone() -> None:
         torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=1e-12)
 
 
+def one_rank_alone_from_the_first_pass(passes: int, number: int) -> None:
+    """The same before the first pass; a tensor-parallel rank is asked about what it has a part of, too."""
+    module = built()
+    if smp.tp_size() > 1:
+        smp.set_tensor_parallelism(module[2])
+    model = smp.DistributedModel(module, backward_passes_per_step=passes)
+    weight = dict(model.module.named_parameters())[f"{number}.weight"]
+    weight.requires_grad_(smp.rank() > 0)
+    with pytest.raises((smp.ShardwrightError, smp.RemoteError), match="have to train the same parameters"):
+        train(model, batch(0, smp.dp_rank()))
+    weight.requires_grad_(True)
+    train(model, batch(0, smp.dp_rank()))
+
+
 def inside_a_step() -> None:
     """A parameter that is unfrozen while the step runs is refused: its gradient would not be reduced."""
     model = smp.DistributedModel(built())
@@ -185,6 +199,10 @@ def main() -> None:
     if set(config) <= {"ddp"}:
         one_rank_alone()
         inside_a_step()
+    if set(config) <= {"ddp", "tensor_parallel_degree"}:
+        for passes in (1, 2):
+            for number in (0, 2):
+                one_rank_alone_from_the_first_pass(passes, number)
     smp.shutdown()
     print("all hold")
 

@@ -22,8 +22,9 @@ _CHANNEL = "weights"
 
 #: By the id of a model, how many buckets of its gradients were sent during backward, over each group.
 SentBuckets = Mapping[int, tuple[int, ...]]
-#: By the id of a model, who takes part in the reduction of gradients over each group, and how that changed last.
-Trained = Mapping[int, tuple[tuple[str, str], str]]
+#: By the id of a model, who takes part in the reduction of gradients over each group, which divided parameters do, and
+#: how that changed last.
+Trained = Mapping[int, tuple[tuple[str, str, str], str]]
 
 
 class _Reduced(Protocol):
@@ -33,7 +34,7 @@ class _Reduced(Protocol):
     def sent_buckets(self) -> tuple[int, ...]: ...
 
     @property
-    def trained(self) -> tuple[tuple[str, str], str]: ...
+    def trained(self) -> tuple[tuple[str, str, str], str]: ...
 
 
 class ReducedModel(Protocol):
@@ -128,10 +129,10 @@ def exchange(runtime: Runtime, own: Note | None = None, trained: Trained | None 
 
 
 def _check_trained(runtime: Runtime, trained: Mapping[int, Trained]) -> None:
-    """Check that all ranks that hold the same parameters of a model reduce the gradients of the same ones."""
+    """Check that all ranks that hold the same parameters of a model, or parts of them, train the same ones."""
     place = runtime.place
     for model in trained[place.rank]:
-        for number, ranks in enumerate((place.dp_ranks, place.rdp_ranks)):
+        for number, ranks in enumerate((place.dp_ranks, place.rdp_ranks, place.dp_ranks)):
             own = trained[place.rank][model][0][number]
             others = [rank for rank in ranks if model in trained[rank] and trained[rank][model][0][number] != own]
             if others:

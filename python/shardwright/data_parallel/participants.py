@@ -13,6 +13,8 @@ from shardwright.job.runtime import Runtime
 if TYPE_CHECKING:
     from torch import nn
 
+    from shardwright.tensor_parallel.module import ShardedTensors
+
 _CHANNEL = "models"
 
 
@@ -30,6 +32,10 @@ class ModelPart(Protocol):
     @property
     def is_sharded(self) -> bool:
         """Whether modules are divided over several tensor-parallel ranks."""
+
+    @property
+    def sharded(self) -> ShardedTensors:
+        """The tensors that are."""
 
     def owned_parameters(self) -> list[nn.Parameter]:
         """The parameters of this rank."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from shardwright.errors import ShardwrightError
+from shardwright.tensor_parallel.sharding import Sharding
 
 if TYPE_CHECKING:
     from shardwright.data_parallel.participants import ModelPart
@@ -25,7 +26,8 @@ class TakingPart:
     that is not reduced yet.
 
     Attributes:
-        digests: Who takes part, in a form that ranks compare.
+        digests: Who takes part over DP_GROUP, who over RDP_GROUP, and of which of the latter every tensor-parallel rank
+            has a part; in a form that ranks compare.
         changes: What is different from before, in words; empty if nothing is.
     """
 
@@ -37,20 +39,21 @@ class TakingPart:
         self._now: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
         self._names: dict[int, str] = {}
         self._left_out: list[nn.Parameter] = []
-        self.digests = ("", "")
+        self.digests = ("", "", "")
         self.changes = ""
 
     def begin_pass(
-        self, parameters: Sequence[nn.Parameter], over_rdp: set[int], *, keep: bool
+        self, parameters: Sequence[nn.Parameter], shardings: Mapping[int, Sharding], *, keep: bool
     ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return those that take part in a pass.
 
         Args:
             parameters: Those of the model on this rank, in the same order on all ranks that hold them.
-            over_rdp: The ``id`` of those that are reduced over RDP_GROUP.
+            shardings: By ``id``, how those are divided over tensor-parallel ranks that are.
             keep: Whether they take part in later passes too.
         """
         kept = self._kept
+        over_rdp = {number for number, sharding in shardings.items() if sharding.over_rdp}
         trained = [one for one in parameters if one.requires_grad or one in kept]
         self._left_out = []
         if len(trained) < len(parameters):
@@ -64,10 +67,10 @@ class TakingPart:
         pairs = list(zip(trained, is_over_rdp, strict=True))
         now = [one for one, rdp in pairs if not rdp], [one for one, rdp in pairs if rdp]
         if not all(_are_same(one, before) for one, before in zip(now, self._now, strict=True)):
-            self._change(now)
+            self._change(now, {number for number, sharding in shardings.items() if sharding.owner is not None})
         return now
 
-    def _change(self, now: tuple[list[nn.Parameter], list[nn.Parameter]]) -> None:
+    def _change(self, now: tuple[list[nn.Parameter], list[nn.Parameter]], alone: set[int]) -> None:
         before = {id(one) for part in self._now for one in part}
         after = {id(one) for part in now for one in part}
         names = dict(self._names)
@@ -78,11 +81,12 @@ class TakingPart:
             self.changes = " and ".join(said)
         self._names = {key: names.get(key, "?") for key in after}
         self._now = now
-        first, second = (
-            hashlib.blake2b("\n".join(self._names[id(one)] for one in part).encode(), digest_size=8).hexdigest()
-            for part in now
+        parts = [one for one in now[1] if id(one) not in alone]
+        first, second, third = (
+            hashlib.blake2b("\n".join(self._names[id(one)] for one in some).encode(), digest_size=8).hexdigest()
+            for some in (*now, parts)
         )
-        self.digests = (first, second)
+        self.digests = (first, second, third)
 
     def check(self) -> None:
         """Check that all parameters with gradients take part.
