@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -34,6 +35,11 @@ class Model(nn.Module):
         return self.head(self.body(self.embedding(index)))
 
 
+def wrapped(module: nn.Module) -> Any:
+    """What an optimizer sees of the distributed model that has this module."""
+    return SimpleNamespace(module=module)
+
+
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim == 1]
@@ -58,7 +64,7 @@ class Pair:
             if early:
                 optimizer = DistributedOptimizer(build(model))
                 divide(model, rank, *remote)
-                optimizer.localise(model)
+                optimizer.localise(wrapped(model))
             else:
                 divide(model, rank, *remote)
                 optimizer = DistributedOptimizer(build(model))
@@ -144,7 +150,7 @@ def test_it_is_the_same_object_with_the_same_groups() -> None:
     assert repr(optimizer).startswith("AdamW (")
     assert DistributedOptimizer(optimizer) is optimizer
     divide(model, 1, "body")
-    optimizer.localise(model)
+    optimizer.localise(wrapped(model))
     assert [len(group["params"]) for group in optimizer.param_groups] == [1, 3]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.01]
@@ -157,7 +163,7 @@ def test_an_empty_group_stays_and_learning_rates_are_scheduled_in_it() -> None:
         if scheduled_first:
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         divide(model, 0, "body")
-        optimizer.localise(model)
+        optimizer.localise(wrapped(model))
         if not scheduled_first:
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         assert [len(group["params"]) for group in optimizer.param_groups] == [1, 0]
@@ -174,7 +180,7 @@ def test_a_scheduler_that_was_created_before_counts_the_steps_of_the_distributed
         scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
         optimizer = DistributedOptimizer(plain)
         divide(model, 0, "body")
-        optimizer.localise(model)
+        optimizer.localise(wrapped(model))
         with mock.patch.object(type(optimizer), "step") as step:
             optimizer.step()
         step.assert_called_once()
@@ -193,7 +199,7 @@ def test_a_stage_without_parameters_can_step(name: str) -> None:
     model = Model()
     optimizer = DistributedOptimizer(getattr(torch.optim, name)(model.parameters(), lr=0.1))
     divide(model, 1)
-    optimizer.localise(model)
+    optimizer.localise(wrapped(model))
     assert [len(group["params"]) for group in optimizer.param_groups] == [0]
     assert optimizer.step() is None
     assert optimizer.step(lambda: torch.tensor(2.0)) == 2.0
@@ -208,7 +214,7 @@ def test_state_of_other_ranks_is_dropped_at_the_division() -> None:
     optimizer.step()
     assert len(optimizer.state) == 5
     share = divide(model, 0, "body")
-    optimizer.localise(model)
+    optimizer.localise(wrapped(model))
     assert list(optimizer.state) == list(share.local_parameters())
 
 
@@ -268,7 +274,7 @@ def test_a_group_added_after_the_division_holds_local_parameters_only() -> None:
     model = Model()
     optimizer = DistributedOptimizer(torch.optim.SGD(model.embedding.parameters(), lr=0.1))
     share = divide(model, 1, "body")
-    optimizer.localise(model)
+    optimizer.localise(wrapped(model))
     optimizer.add_param_group({"params": model.body.parameters(), "lr": 0.5})
     assert optimizer.param_groups[1]["params"] == list(share.local_parameters())
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
