@@ -3,31 +3,64 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch.optim import Optimizer
 
 from shardwright.errors import ShardwrightError
 from shardwright.job.runtime import find_runtime
 from shardwright.model.updates import Updates
+from shardwright.optimizer.offloading import StateStorage
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _NOT_OPTIONS = ("params", "param_names")
+_STATE = "the optimizer's state"
 
 
 def loads_state(method: Callable[P, T]) -> Callable[P, T]:
-    """Refuse steps and saves after a method that loads state has failed, until all of it is loaded."""
+    """Refuse steps and saves after a method that loads state has failed midway, until all of it is loaded.
+
+    A state dict that does not fit is mostly refused before anything is written, and then nothing has happened.
+    """
 
     @functools.wraps(method)
     def load(*args: P.args, **kwargs: P.kwargs) -> T:
         if (runtime := find_runtime()) is None:
             return method(*args, **kwargs)
-        with runtime[Updates].loading("the optimizer's state"):
-            return method(*args, **kwargs)
+        optimizer: Any = args[0]
+        before = _contents(optimizer)
+        try:
+            result = method(*args, **kwargs)
+        except BaseException as error:
+            # State that is kept elsewhere is written there.
+            if runtime.find(StateStorage) is not None or not _are_same(before, _contents(optimizer)):
+                runtime[Updates].loaded_in_part(_STATE, error)
+            raise
+        runtime[Updates].loaded(_STATE)
+        return result
 
     return load
+
+
+def _contents(optimizer: Optimizer) -> list[tuple[Any, Any]]:
+    """Return all that an optimizer holds, with the versions of its tensors."""
+    groups = [value for group in optimizer.param_groups for key, value in group.items() if key != "params"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
+    return [(value, _version(value)) for value in (*groups, *parameters, *state)]
+
+
+def _version(value: Any) -> int | None:
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
+
+
+def _are_same(one: Sequence[tuple[Any, Any]], other: Sequence[tuple[Any, Any]]) -> bool:
+    return len(one) == len(other) and all(
+        value is another and version == then for (value, version), (another, then) in zip(one, other, strict=True)
+    )
 
 
 class AwaitedState(Optimizer):
