@@ -22,7 +22,7 @@ def test_training_is_bit_for_bit_the_recipe(kind: str, layout: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masters_are_clipped_by_the_norm_over_all_shards(kind: str) -> None:
-    run("is_the_recipe", "pp 2, dp 2", kind, SHARDED, max_norm=0.5, bound=1e-4)
+    run("is_the_recipe", "pp 2, dp 2", kind, SHARDED, optimizer="sgd", max_norm=0.5, bound=1e-3)
     run("clipping_gives_the_norm_of_the_whole_model", "pp 2, dp 2", kind, SHARDED)
 
 

@@ -34,7 +34,7 @@ def test_any_optimizer_updates_the_masters(optimizer: str, bound: float) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masters_are_clipped_by_the_norm_over_the_whole_model(kind: str) -> None:
-    run("is_the_recipe", "pp 2, dp 2", kind, max_norm=0.5, bound=1e-4)
+    run("is_the_recipe", "pp 2, dp 2", kind, optimizer="sgd", max_norm=0.5, bound=1e-3)
 
 
 # The law of every single step is above; the curves are long, and `make parity-memory` has more of them.
