@@ -112,13 +112,18 @@ def hidden_states_and_attentions_of_bert() -> Any:
     )
 
 
-@scenario
-def router_logits_of_mixtral() -> Any:
+def _mixtral() -> Any:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2, attn_implementation="eager")
     model = MixtralForCausalLM(config).double()
     model.set_experts_implementation("eager")  # the grouped one has no float64
+    return model
+
+
+@scenario
+def router_logits_of_mixtral() -> Any:
+    model = _mixtral()
     return _collected(
         model,
         ("hidden_states", "attentions", "router_logits"),
@@ -191,9 +196,4 @@ def attentions_of_a_model_that_was_generated_from_and_copied() -> Any:
 
 @scenario
 def router_logits_of_a_model_that_was_trained() -> Any:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2, attn_implementation="eager")
-    model = MixtralForCausalLM(config).double()
-    model.set_experts_implementation("eager")  # the grouped one has no float64
-    return _collected(model, ("router_logits",), before="trained", output_router_logits=True)
+    return _collected(_mixtral(), ("router_logits",), before="trained", output_router_logits=True)

@@ -107,21 +107,20 @@ class CudaStreams:
 
     def copy_out(self, source: torch.Tensor, into: torch.Tensor, after: Event) -> Event:
         """Begin a copy to host memory on the stream for it."""
-        stream = self._stream(source.device, "out")
-        stream.wait_event(after)
-        with torch.cuda.stream(stream):
-            into.copy_(source, non_blocking=True)
-            source.record_stream(stream)
-            event: Event = stream.record_event()
-        return event
+        return self._copy(source, into, after, "out", on_device=source)
 
     def copy_in(self, source: torch.Tensor, into: torch.Tensor, after: Event) -> Event:
         """Begin a copy into memory of a device on the stream for it."""
-        stream = self._stream(into.device, "back")
+        return self._copy(source, into, after, "back", on_device=into)
+
+    def _copy(
+        self, source: torch.Tensor, into: torch.Tensor, after: Event, name: str, *, on_device: torch.Tensor
+    ) -> Event:
+        stream = self._stream(on_device.device, name)
         stream.wait_event(after)
         with torch.cuda.stream(stream):
             into.copy_(source, non_blocking=True)
-            into.record_stream(stream)
+            on_device.record_stream(stream)
             event: Event = stream.record_event()
         return event
 
