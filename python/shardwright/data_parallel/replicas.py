@@ -56,7 +56,7 @@ class Replicas:
         self._reducer = self._make_reducer(self._collectives, "")
         if self._placement.is_sharded and (over_rdp := runtime[ReplicaCollectives].rdp) is not None:
             self._rdp_reducer = self._make_reducer(over_rdp, ", distributed")
-        self._begin_reducers(parameters, False, is_pass=False)
+        self._begin_reducers(parameters, False)
 
     def _make_reducer(self, collectives: Collectives, which: str) -> Reducer:
         reducer = Reducer(
@@ -168,16 +168,12 @@ class Replicas:
         if torch.is_grad_enabled():
             self._share_buffers()
         may_overlap = may_overlap and self._reduces_this_step
-        return self._begin_reducers(self._placement.replicated_parameters(), may_overlap, is_pass=True)
+        return self._begin_reducers(self._placement.replicated_parameters(), may_overlap)
 
-    @property
-    def _accumulates(self) -> bool:
-        return torch.is_grad_enabled() and int(self._options["backward_passes_per_step"]) > 1
-
-    def _begin_reducers(self, parameters: list[nn.Parameter], may_overlap: bool, *, is_pass: bool) -> bool:
+    def _begin_reducers(self, parameters: list[nn.Parameter], may_overlap: bool) -> bool:
         sparse = set() if self._comm_hook is not None else sparse_parameters(self._placement.module)
         shardings = self._placement.sharded.by_id() if self._placement.is_sharded else {}
-        over_dp, rest = self._taking_part.begin_pass(parameters, shardings, keep=is_pass and self._accumulates)
+        over_dp, rest = self._taking_part.begin_pass(parameters, shardings)
         self._sparse = [one for one in over_dp if id(one) in sparse], [one for one in rest if id(one) in sparse]
         dense = [[one for one in part if id(one) not in sparse] for part in (over_dp, rest)]
         began = [
@@ -192,7 +188,7 @@ class Replicas:
         if self._reducer is not None:
             left = self._placement.replicated_parameters()
             self._taking_part.forget_others(left)
-            self._begin_reducers(left, False, is_pass=False)
+            self._begin_reducers(left, False)
 
     @property
     def trained(self) -> tuple[tuple[str, str, str], str]:
@@ -301,8 +297,7 @@ class Replicas:
         """Count a successful step."""
         if self._reducer is not None and torch.is_grad_enabled():
             self._passes += 1
-            if not self.is_accumulating:
-                self._taking_part.end_accumulation()
+            self._taking_part.end_pass(is_reduced=not self.is_accumulating)
 
     def step_without_batch(self) -> None:
         """Take part in the collectives of a training step without a batch; contributes zeros."""
@@ -312,7 +307,7 @@ class Replicas:
             parameter.grad = None
         assert self._reducer is not None, "only data-parallel ranks wait for each other"
         self._share_buffers()
-        self._begin_reducers(parameters, False, is_pass=True)
+        self._begin_reducers(parameters, False)
         said = exchange(self._placement.runtime, trained={self._placement.model_id: self.trained})
         self.reduce_gradients(Divisor(1, False, {rank: note.sent for rank, note in said.items()}))
         for parameter, gradient in zip(parameters, kept, strict=True):

@@ -43,14 +43,13 @@ class TakingPart:
         self.changes = ""
 
     def begin_pass(
-        self, parameters: Sequence[nn.Parameter], shardings: Mapping[int, Sharding], *, keep: bool
+        self, parameters: Sequence[nn.Parameter], shardings: Mapping[int, Sharding]
     ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return those that take part in a pass.
 
         Args:
             parameters: Those of the model on this rank, in the same order on all ranks that hold them.
             shardings: By ``id``, how those are divided over tensor-parallel ranks that are.
-            keep: Whether they take part in later passes too.
         """
         kept = self._kept
         over_rdp = {number for number, sharding in shardings.items() if sharding.over_rdp}
@@ -62,8 +61,6 @@ class TakingPart:
             here = set(parameters)
             trained += [one for one in kept if one not in here]
         is_over_rdp = [kept.get(one, id(one) in over_rdp) if kept else id(one) in over_rdp for one in trained]
-        if keep:
-            kept.update(zip(trained, is_over_rdp, strict=True))
         pairs = list(zip(trained, is_over_rdp, strict=True))
         now = [one for one, rdp in pairs if not rdp], [one for one, rdp in pairs if rdp]
         if not all(_are_same(one, before) for one, before in zip(now, self._now, strict=True)):
@@ -103,9 +100,13 @@ class TakingPart:
                     "between steps"
                 )
 
-    def end_accumulation(self) -> None:
-        """Forget those of the accumulation, whose gradients are reduced."""
-        self._kept.clear()
+    def end_pass(self, *, is_reduced: bool) -> None:
+        """Keep those of a pass that succeeded for the rest of its accumulation; none where their gradients are reduced.
+
+        That is said at its end, since a model may be placed in the middle of its first pass.
+        """
+        now = [] if is_reduced else [(one, bool(rdp)) for rdp, part in enumerate(self._now) for one in part]
+        self._kept = dict(now)
 
     def forget_others(self, parameters: Iterable[nn.Parameter]) -> None:
         """Forget those that are not among parameters, because something else holds their gradients."""
