@@ -10,11 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benches import beside
 from benches.communication.figures import Bar, conclude
 from benches.ranks import Ranks
 from benches.tensor_parallel.sequence import KINDS
 
 TRAINING = ("dtensor", "hand", "speed", "memory")
+#: Those of them that are the library.
+OURS = ("speed", "memory")
 ROUNDS = 9
 WARM_UP = 2
 #: Forward and backward passes of the parallel linears in one measurement.
@@ -112,6 +115,36 @@ def pass_through(rounds: int) -> tuple[dict[str, Measured], list[str]]:
     return measured, [f"wrong: asynchronous and plain linears differ by {error}"] if error > TOLERANCE else []
 
 
+def compare_commits(commit: str, at_most: float, rounds: int) -> int:
+    """Steps of this commit and of another one in turns, and how many times as long this one's take."""
+    sides = {"this": {}, commit: beside.variables_of(commit)}
+    jobs: dict[tuple[str, str], Ranks] = {}
+    measured: dict[tuple[str, str], Measured] = {}
+    with contextlib.ExitStack() as stack:
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))) / "reference.pt"
+        subprocess.run([sys.executable, "-m", "benches.tensor_parallel.reference", str(file)], check=True)
+        for key in ((name, side) for name in OURS for side in sides):
+            module, kind = "benches.tensor_parallel.rank", f"{key[0]},{file}"
+            jobs[key] = stack.enter_context(Ranks(module, kind, environment=sides[key[1]]))
+            jobs[key].ask(limit=LIMIT_SECONDS, do="build")
+            measured[key] = Measured()
+        for number in range(WARM_UP + rounds):
+            for key in list(jobs)[:: 1 if number % 2 else -1]:
+                print(f"\rround {number + 1}: {' '.join(key)[:20]:20}", end="", file=sys.stderr, flush=True)
+                answers = jobs[key].ask(limit=LIMIT_SECONDS, do="step")
+                if number >= WARM_UP:
+                    measured[key].add(answers)
+        for job in jobs.values():
+            job.close()
+    print(file=sys.stderr)
+    for key, one in measured.items():
+        print(f"{' of '.join(key)[:32]:32}{statistics.median(one.seconds):10.3f} s/step")
+    figures = {
+        f"{name}_vs_beside": beside.ratio(*(measured[name, side].seconds for side in sides)) for name in OURS
+    }
+    return beside.conclude(figures, at_most)
+
+
 def table(training: dict[str, Measured], passes: dict[str, Measured]) -> str:
     """A line for each side."""
     ours = training["speed"]
@@ -131,7 +164,10 @@ def main() -> int:
     """Measure, print, and say whether the bars are met."""
     parser = argparse.ArgumentParser(prog="make bench-tp", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two rounds: whether it works, not how fast")
+    beside.add_argument(parser)
     args = parser.parse_args()
+    if args.beside:
+        return compare_commits(args.beside, args.at_most, 2 if args.quick else ROUNDS)
     passes, wrong = pass_through(2 if args.quick else PASS_ROUNDS)
     training, wrong_too = train(2 if args.quick else ROUNDS)
     print("\n".join([table(training, passes), "", *wrong, *wrong_too]))
