@@ -15,11 +15,12 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright._core import CheckpointWriter
-from shardwright.checkpoints import together
+from shardwright.checkpoints import background, together
 from torch import nn
 
 from tests.checkpoint.models import Odd, Training
 from tests.checkpoint.saving import values
+from tests.jobs.patience import slowdown
 
 
 @contextmanager
@@ -215,3 +216,48 @@ def save_beside_another_job(folder: str, asynchronous: bool) -> None:
     smp.barrier()
     smp.save_checkpoint(folder, "c", model=model, asynchronous=asynchronous)
     smp.resume_from_checkpoint(folder, "c", model=model)
+
+
+def unshared_in_background(folder: str) -> None:
+    """Ranks that write into folders of their own are told so by the next call, on all of them."""
+    model = smp.DistributedModel(nn.Linear(8, 8))
+    smp.save_checkpoint(Path(folder) / str(smp.rank()), "a", model=model, asynchronous=True)
+    with pytest.raises(
+        smp.CheckpointError, match=r"rank 0 .*part-00001\S+ was written by another rank and is not there"
+    ):
+        smp.save_checkpoint(folder, "b", model=model)
+
+
+def locked_as_long_as_it_saves(folder: str) -> None:
+    """Another job can save once the save in the background has ended, though this one calls nothing more."""
+    model = smp.DistributedModel(nn.Linear(8, 8))
+    smp.save_checkpoint(folder, "a", model=model, asynchronous=True)
+    if smp.rank() == 0:
+        other = CheckpointWriter(folder, "other")
+        other.lock(10 * slowdown())
+        assert (Path(folder) / "a_partial").exists()
+        other.unlock()
+    smp.barrier()
+
+
+def uncopied_in_background(folder: str) -> None:
+    """A rank without room for its copy fails the call on all ranks, and nothing is left, not even the lock."""
+    model = smp.DistributedModel(nn.Linear(8, 8))
+
+    def no_room(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if smp.rank() == 1:
+            patch.setattr(background, "copy_part", no_room)
+        with pytest.raises(smp.CheckpointError, match=r"failed on rank 1 .*no room"):
+            smp.save_checkpoint(folder, "a", model=model, asynchronous=True)
+    smp.barrier()
+    assert os.listdir(folder) == []
+    smp.barrier()
+    if smp.rank() == 0:
+        other = CheckpointWriter(folder, "other")
+        other.lock(0.0)
+        other.unlock()
+    smp.barrier()
+    smp.save_checkpoint(folder, "a", model=model)

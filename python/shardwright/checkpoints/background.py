@@ -9,20 +9,24 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardwright._core import CheckpointMemory, CheckpointWriter, is_in_store
+from shardwright._core import CheckpointMemory, CheckpointWriter
 from shardwright.checkpoints.streamed import Given, copy_part
 from shardwright.checkpoints.together import keep_others_out, on_all_ranks
-from shardwright.errors import CheckpointError, ShardwrightError
+from shardwright.errors import CheckpointError, PeerLostError, RemoteError, ShardwrightError
+from shardwright.job.received import decode_from
 from shardwright.job.runtime import Runtime
+from shardwright.values import encode
 
-#: Between looks for what another rank tells: on a disk, and in a store, where each look is a request.
-_POLL_SECONDS = {False: 0.02, True: 0.5}
+#: Between looks for what another rank tells; a look takes no time, and wakes nobody.
+_POLL_SECONDS = 0.02
 
 
 class BackgroundSave:
     """A save that goes on in the background.
 
-    Ranks tell rank 0 by notes beside their parts what they have written, since messages between ranks are the script's.
+    The threads tell that of rank 0 what they have written, on a channel of this save: a rank that is lost, in order or
+    not, is known there as soon as to anybody, after what it has told. Whatever happens, the thread of rank 0 ends the
+    save, and gives the directory's lock back.
     """
 
     def __init__(
@@ -33,7 +37,6 @@ class BackgroundSave:
         nonce: str,
         given: Sequence[Given],
         memory: CheckpointMemory,
-        pause: float,
     ) -> None:
         """Copy values, and begin to write them.
 
@@ -44,18 +47,15 @@ class BackgroundSave:
             nonce: What tells this save from others of the same tag; the same on all ranks.
             given: The values.
             memory: Where the copies are.
-            pause: Seconds between looks for what another rank tells.
         """
         self.tag = tag
+        self._runtime = runtime
         self._rank, self._world = runtime.place.rank, runtime.place.launch.world_size
         self._patience: float = runtime.place.cfg.stall_timeout_seconds
         self._writer = writer
-        self._pause = pause
-        self._reports = f"report-{nonce}-"
+        self._channel = f"checkpoint {nonce}"
         self._part = copy_part(self._writer, f"part-{self._rank:05}.safetensors", given, memory)
         self._commit: Callable[[list[str]], object] | None = None
-        self._told = threading.Event()
-        self._others_told = threading.Event()
         self._errors: list[Exception] = []
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
 
@@ -73,77 +73,85 @@ class BackgroundSave:
 
     def _run(self) -> None:
         try:
-            try:
-                self._tell(json.dumps({"report": self._part.wait()}))
-            except Exception as error:
-                with contextlib.suppress(ShardwrightError):  # a full disk may not take this either
-                    self._tell(json.dumps({"error": str(error)}))
-                raise
-            finally:
-                self._told.set()
-            if self._commit is not None:
-                self._commit([self._report_of(rank) for rank in range(self._world)])
+            if self._commit is None:
+                self._write_and_tell()
+            else:
+                self._write_and_complete(self._commit)
         except Exception as error:
             self._errors.append(error)
+        finally:
+            self._writer.unlock()
 
-    def _tell(self, text: str) -> None:
-        self._writer.leave_note(f"{self._reports}{self._rank}", text)
+    def _write_and_tell(self) -> None:
+        try:
+            told = {"report": self._part.wait()}
+        except Exception as error:
+            told = {"error": str(error)}
+            raise
+        finally:
+            self._runtime.node.send_object(0, self._channel, *encode(json.dumps(told)))
 
-    def _report_of(self, rank: int) -> str:
-        """Wait for what a rank tells of its part."""
+    def _write_and_complete(self, commit: Callable[[list[str]], object]) -> None:
         deadline = time.monotonic() + self._patience
+        reports: list[str] = []
+        errors: list[Exception] = []
+        # Also after a failure, each is waited for: no rank writes into the folder any more when it goes.
+        for rank in range(self._world):
+            try:
+                reports.append(self._report_of(rank, deadline) if rank != self._rank else self._part.wait())
+            except Exception as error:
+                errors.append(error)
+        try:
+            if errors:
+                raise errors[0]
+            commit(reports)
+        except Exception:
+            with contextlib.suppress(ShardwrightError):  # the error is told that came first
+                self._writer.abandon()
+            raise
+
+    def _report_of(self, rank: int, deadline: float) -> str:
+        """Wait for what a rank tells of its part."""
         while True:
-            all_told = self._others_told.is_set()
-            text = self._writer.note(f"{self._reports}{rank}")
-            if text is not None:
-                told = json.loads(text)
+            try:
+                received = self._runtime.node.recv_object(rank, self._channel, 0.0)
+            except PeerLostError as error:
+                raise ShardwrightError(f"rank {rank} was lost before it had written its part: {error}") from error
+            if received is not None:
+                told = json.loads(decode_from(self._runtime, rank, *received))
                 if "error" in told:
                     raise ShardwrightError(f"rank {rank} could not write its part: {told['error']}")
                 return str(told["report"])
-            if all_told:
-                raise ShardwrightError(f"the part of rank {rank} is not in this directory: all ranks need the same one")
             if time.monotonic() > deadline:
                 raise ShardwrightError(f"rank {rank} did not write its part within {self._patience} s")
-            time.sleep(self._pause)
+            time.sleep(_POLL_SECONDS)
 
     def finish(self, operation: str) -> None:
         """Wait for the end; all ranks call this.
 
         Raises:
             CheckpointError: It failed on a rank.
+            PeerLostError: A rank is gone.
         """
+
+        def ended() -> None:
+            self._thread.join()
+            if self._errors:
+                raise self._errors[0]
+
         name = f"{operation}: the save of {self.tag!r} in the background"
-
-        def written() -> None:
-            self._told.wait()
-            if self._commit is None:
-                self._thread.join()
-                self._raise()
-
         try:
-            on_all_ranks(name, written)
-        finally:
-            self._others_told.set()
-            self._end()
-        on_all_ranks(name, self._raise)
+            on_all_ranks(name, ended)
+        except RemoteError as error:
+            for own in self._errors[:1]:
+                error.add_note(f"the checkpoint {self.tag!r} was not saved: {own}")
+            raise
 
-    def _end(self) -> None:
-        """Wait for the thread; remove what is of no use when no other rank writes any more."""
-        self._thread.join()
-        if self._errors and self._rank == 0:
-            with contextlib.suppress(ShardwrightError):  # the error is told that came first
-                self._writer.abandon()
-        self._writer.unlock()
-
-    def _raise(self) -> None:
-        if self._errors:
-            raise self._errors[0]
-
-    def close(self, runtime: Runtime) -> None:
+    def close(self) -> None:
         """Wait for the end without other ranks, when the job ends; say if it failed."""
-        self._end()
+        self._thread.join()
         if self._errors:
-            runtime.logger.error("the checkpoint %r was not saved: %s", self.tag, self._errors[0])
+            self._runtime.logger.error("the checkpoint %r was not saved: %s", self.tag, self._errors[0])
 
 
 class Background:
@@ -182,17 +190,26 @@ class Background:
         """
         begun: list[BackgroundSave] = []
         writer = CheckpointWriter(path, tag)
-        keep_others_out(operation, writer, self._runtime.place.rank)
-        pause = _POLL_SECONDS[is_in_store(path)]
+        is_first = self._runtime.place.rank == 0
 
         def begin() -> None:
-            begun.append(BackgroundSave(self._runtime, writer, tag, nonce, given(), self._memory, pause))
+            begun.append(BackgroundSave(self._runtime, writer, tag, nonce, given(), self._memory))
 
-        try:
-            on_all_ranks(operation, begin)
-        except CheckpointError:
+        def give_up() -> None:
             for save in begun:
                 save.give_up()
+
+        try:
+            keep_others_out(operation, writer, self._runtime.place.rank)
+            try:
+                on_all_ranks(operation, begin)
+            except CheckpointError:
+                on_all_ranks(operation, give_up)
+                if is_first:
+                    with contextlib.suppress(ShardwrightError):  # the error is told that came first
+                        writer.abandon()
+                raise
+        except BaseException:
             writer.unlock()
             raise
         self._save = begun[0]
@@ -206,7 +223,7 @@ class Background:
 
     def _close(self) -> None:
         if self._save is not None:
-            self._save.close(self._runtime)
+            self._save.close()
             self._save = None
 
 

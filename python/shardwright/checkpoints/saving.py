@@ -160,13 +160,13 @@ def write_parts(
 ) -> None:
     """Write this rank's part, and complete the checkpoint on rank 0, which has its description."""
     writer = CheckpointWriter(folder, tag)
-    keep_others_out(operation, writer, rank)
 
     def commit() -> None:
         if description is not None:
             writer.commit(json.dumps(description), reports, keep=keep)
 
     try:
+        keep_others_out(operation, writer, rank)
         reports = on_all_ranks(operation, lambda: write_part(writer, f"part-{rank:05}.safetensors", given()))
         on_all_ranks(operation, commit)
     except CheckpointError:

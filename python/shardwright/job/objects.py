@@ -19,6 +19,8 @@ from shardwright.job.waiting import GroupCall
 from shardwright.values import encode
 
 _CHANNEL = "objects"
+#: What is told of a rank whose script has ended without an error.
+_LEFT = "has left the job"
 
 
 def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
@@ -146,7 +148,9 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
             return []
         return [obj if rank == runtime.place.rank else _object_of(runtime, rank, call) for rank in ranks]
     except (StallError, PeerLostError) as lost:
-        lost.add_note(call.advice)
+        # A rank that was killed would have called it too.
+        if isinstance(lost, StallError) or lost.message.endswith(_LEFT):
+            lost.add_note(call.advice)
         raise
 
 
