@@ -26,11 +26,11 @@ def covering(cases: Sequence[C], covered: Callable[[C], Iterable[Hashable]]) -> 
 def mark_slow(items: Iterable[pytest.Item]) -> None:
     """Of each test marked ``covering(strength)``, leave cases in which every so many values of its parameters meet.
 
-    The others are marked slow.
+    The others are marked slow. The mark may be a whole file's; tests without parameters are left.
     """
     tests: dict[tuple[pytest.Item | pytest.Collector | None, str], list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("covering"):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("covering"):
             tests.setdefault((item.parent, item.originalname), []).append(item)
     for (_, name), cases in tests.items():
         marker = cases[0].get_closest_marker("covering")

@@ -8,6 +8,9 @@ import pytest
 
 from tests.half_precision.running import run
 
+#: Every kind and every layout in each test here; all pairs of them in `make test-all`.
+pytestmark = pytest.mark.covering(1)
+
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 @pytest.mark.parametrize(("saving", "loading"), [("pp 2", "one rank"), ("one rank", "pp 2"), ("pp 2, dp 2", "dp 2")])

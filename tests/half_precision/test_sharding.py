@@ -8,6 +8,9 @@ import pytest
 
 from tests.half_precision.running import run
 
+#: Every kind and every layout in each test here; all pairs of them in `make test-all`.
+pytestmark = pytest.mark.covering(1)
+
 KINDS = ("fp16", "bf16")
 SHARDED = {"shard_optimizer_state": True}
 

@@ -7,6 +7,9 @@ import torch
 
 from tests.half_precision.running import run
 
+#: Every kind and every layout in each test here; all pairs of them in `make test-all`.
+pytestmark = pytest.mark.covering(1)
+
 KINDS = ("fp16", "bf16")
 
 
@@ -38,7 +41,7 @@ def test_masters_are_clipped_by_the_norm_over_the_whole_model(kind: str) -> None
 
 
 # The law of every single step is above; the curves are long, and `make parity-memory` has more of them.
-@pytest.mark.covering(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["pp 2", "dp 2"])
 def test_the_loss_curve_is_near_that_of_float32(kind: str, layout: str) -> None:
@@ -51,8 +54,9 @@ def test_the_loss_curve_is_near_that_of_float32_where_reductions_overlap(kind: s
     run("learns_as_in_float32", "pp 2, dp 2", kind, config, steps=120)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
-@pytest.mark.parametrize("layout", ["tp 2", pytest.param("pp 2, tp 2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["tp 2", "pp 2, tp 2"])
 def test_the_loss_curve_of_a_divided_model_is_near_that_of_float32(kind: str, layout: str) -> None:
     run("learns_as_in_float32", layout, kind, marked=True)
 
