@@ -63,6 +63,13 @@ class CheckpointError(ShardwrightError):
     """
 
 
+class LeftOutError(ShardwrightError):
+    """Something was asked for that was left out when a file or a checkpoint was saved, since it was not data.
+
+    Also a ``KeyError`` where an entry of a dict is asked for, and an ``AttributeError`` for an attribute.
+    """
+
+
 class VerificationError(ShardwrightError):
     """A distributed step computed a different result than one process; see ``raise_on_difference`` of ``smp.verify``.
 

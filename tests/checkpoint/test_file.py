@@ -96,8 +96,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_failed_save_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     smp.save(1, path_in(tmp_path), partial=False)
-    with pytest.raises(UnsupportedValueError, match=r"value\[0\] is a "):
-        smp.save([object()], path_in(tmp_path), partial=False)
+    with pytest.raises(UnsupportedValueError, match=r"value is an object"):
+        smp.save(object(), path_in(tmp_path), partial=False)
     with pytest.raises(CheckpointError, match="No such file"):
         smp.save(1, path_in(tmp_path, "nowhere/file"), partial=False)
     assert smp.load(path_in(tmp_path), partial=False) == 1

@@ -15,6 +15,8 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright import _core, errors
+from shardwright.checkpoints.decoding import Decoder
+from shardwright.checkpoints.encoding import Encoder
 from shardwright.checkpoints.saving import check_same
 from shardwright.config import load_config
 from shardwright.frames import Frame, Leaves, in_frame
@@ -244,6 +246,12 @@ def file_that_is_not_there() -> None:
     smp.load("nowhere/weights", partial=False)
 
 
+def something_that_was_left_out() -> None:
+    encoder = Encoder(leave_out=True)
+    content = encoder.encode({"model": nn.Linear(2, 2)}, "user_content")
+    Decoder(encoder.tensors).decode(content)["model"]
+
+
 MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.ConfigError: (unknown_key, value_not_allowed, batch_that_does_not_divide),
     errors.JobStartError: (no_secret_on_several_hosts,),
@@ -256,6 +264,7 @@ MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.StepMismatchError: (different_step_functions,),
     errors.PartialUpdateError: (weights_updated_on_some_ranks_only, signal_between_updates),
     errors.CheckpointError: (ranks_that_save_under_different_tags, file_that_is_not_there),
+    errors.LeftOutError: (something_that_was_left_out,),
     errors.VerificationError: (a_gradient_that_departs,),
     errors.RemoteError: (failure_elsewhere,),
     errors.PeerLostError: (rank_that_is_gone,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
 import pickle
@@ -13,12 +14,16 @@ from typing import Any
 
 import torch
 
-from shardwright.checkpoints.codec import Decoder, Encoder
+from shardwright.checkpoints.decoding import Decoder, is_left_out
 from shardwright.checkpoints.dtypes import DTYPES
+from shardwright.checkpoints.encoding import Encoder
+from shardwright.checkpoints.left_out import tell_left_out, tell_plain
 from shardwright.errors import CheckpointError
 
 #: In the header, the value.
 _CONTENT = "shardwright"
+#: In the header, what comes back as something simpler than it was.
+_PLAIN = "shardwright_plain"
 _MAX_HEADER_BYTES = 100_000_000
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, own in DTYPES.items()}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -26,20 +31,43 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ZIP, _PICKLE = b"PK", b"\x80"
 
 
-def write_value(path: str, value: Any) -> None:
+class Leaves(enum.Enum):
+    """What is left out of a file if it is not data; otherwise it is refused."""
+
+    NOTHING = enum.auto()
+    PARTS = enum.auto()
+    ALL = enum.auto()
+
+
+def write_value(
+    operation: str, path: str, value: Any, name: str = "value", *, leaves_out: Leaves = Leaves.NOTHING
+) -> None:
     """Write a value, so that the file is there whole or as it was before.
 
+    Args:
+        operation: The call, for what is said of it.
+        path: The file.
+        value: The value.
+        name: What it is called.
+        leaves_out: What to leave out, which is logged once: parts of the value, or the value itself too.
+
     Raises:
-        UnsupportedValueError: It contains something of a type that is not known.
+        UnsupportedValueError: It contains what is not data, and that is not left out.
         CheckpointError: The file system refuses.
     """
-    encoder = Encoder()
+    encoder = Encoder(leave_out=leaves_out is not Leaves.NOTHING)
     if _is_state_dict(value):  # other readers of the format find the names
         items = [[key, encoder.encode(item, key)] for key, item in value.items()]
         content: Any = {type(value).__name__: items}
     else:
-        content = encoder.encode(value, "value")
+        content = encoder.encode(value, name)
+        if leaves_out is Leaves.PARTS and is_left_out(content):
+            raise encoder.left_out[-1]
+    tell_left_out(operation, encoder.left_out)
+    tell_plain(operation, encoder.plain)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", _CONTENT: json.dumps(content)}}
+    if encoder.plain:
+        header["__metadata__"][_PLAIN] = json.dumps(encoder.plain)
     begin = 0
     # The strictest alignment first, as the format asks.
     tensors = sorted(encoder.tensors.items(), key=lambda item: -item[1].element_size())
@@ -72,8 +100,13 @@ def write_value(path: str, value: Any) -> None:
         raise CheckpointError(f"cannot write {path!r}: {error.strerror}") from error
 
 
-def read_value(path: str) -> Any:
+def read_value(operation: str, path: str, map_location: Any = None) -> Any:
     """Read a value that :func:`write_value` wrote, tensors of a file of safetensors, or what ``torch.save`` wrote.
+
+    Args:
+        operation: The call, for what is said of it.
+        path: The file.
+        map_location: Where tensors are to be, as ``torch.load`` takes it; by default on the CPU.
 
     Raises:
         CheckpointError: The file cannot be read, is damaged, or is a pickle of more than tensors and plain values.
@@ -82,7 +115,7 @@ def read_value(path: str) -> Any:
         with open(path, "rb") as file:
             start = file.read(8)
             if start.startswith((_ZIP, _PICKLE)) and not _is_header_size(start, path):
-                return _torch_file(path)
+                return _torch_file(path, "cpu" if map_location is None else map_location)
             size = int.from_bytes(start, "little")
             total = os.fstat(file.fileno()).st_size
             if len(start) < 8 or size > min(_MAX_HEADER_BYTES, total - 8):
@@ -106,9 +139,22 @@ def read_value(path: str) -> Any:
         raise CheckpointError(f"cannot read {path!r}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path!r} is damaged: its header makes no sense ({error})") from error
+    device = _device(map_location)
     if _CONTENT not in metadata:
-        return tensors
-    return Decoder(tensors).decode(json.loads(metadata[_CONTENT]))
+        return tensors if device is None else {name: tensor.to(device) for name, tensor in tensors.items()}
+    if _PLAIN in metadata:
+        tell_plain(operation, json.loads(metadata[_PLAIN]))
+    return Decoder(tensors, device).decode(json.loads(metadata[_CONTENT]))
+
+
+def _device(map_location: Any) -> Any:
+    """Where tensors that are on the CPU are to be; None for where they are."""
+    if isinstance(map_location, Mapping):
+        return map_location.get("cpu")
+    if callable(map_location) and not isinstance(map_location, torch.device):
+        moved = map_location(torch.empty(0).untyped_storage(), "cpu")
+        return None if moved is None else moved.device
+    return map_location
 
 
 def _is_state_dict(value: Any) -> bool:
@@ -128,10 +174,10 @@ def _parsed(text: bytes, path: str) -> dict[str, Any]:
     return dict(header)
 
 
-def _torch_file(path: str) -> Any:
+def _torch_file(path: str, map_location: Any) -> Any:
     """Read what ``torch.save`` wrote, without running code that is in it."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path!r} is a pickle of more than tensors and plain values. Reading it would run the code in it, so it "
@@ -146,14 +192,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def to_device(value: Any, device: Any) -> Any:
-    """Return a value that was read, with its tensors on a device; other objects stay the same."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(to_device(item, device) for item in value)
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, to_device(item, device)) for key, item in value.items())
-    return value

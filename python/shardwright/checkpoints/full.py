@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shardwright._core import set_newest_checkpoint
-from shardwright.checkpoints.file import read_value, write_value
+from shardwright.checkpoints.file import Leaves, read_value, write_value
 from shardwright.checkpoints.tensors import MODEL, ModelTensors
 from shardwright.checkpoints.together import model_of, on_all_ranks
 from shardwright.errors import ShardwrightError
@@ -43,8 +43,9 @@ def save_full(
         if runtime.place.rank == 0:
             os.makedirs(path, exist_ok=True)
             if user_content is not None:
-                write_value(os.path.join(path, f"user_content_{tag}"), user_content)
-            write_value(os.path.join(path, tag), state)
+                content = os.path.join(path, f"user_content_{tag}")
+                write_value(operation, content, user_content, "user_content", leaves_out=Leaves.ALL)
+            write_value(operation, os.path.join(path, tag), state)
             set_newest_checkpoint(path, tag)
 
     on_all_ranks(operation, write)
@@ -88,7 +89,7 @@ def load_full(
     def read() -> None:
         model = model_of(runtime, given)
         _check_name(tag)
-        state = read_value(os.path.join(path, tag))
+        state = read_value(operation, os.path.join(path, tag))
         if not isinstance(state, Mapping):
             raise ShardwrightError(f"{os.path.join(path, tag)!r} has a {type(state).__name__}, and no state dict")
         state = {name: value for name, value in state.items() if name != PARTIAL_KEY or value is False}
@@ -107,7 +108,9 @@ def load_full(
         on_all_ranks(operation, load)
     content = os.path.join(path, f"user_content_{tag}")
     contents: list[Any] = []
-    on_all_ranks(operation, lambda: contents.append(read_value(content) if os.path.exists(content) else None))
+    on_all_ranks(
+        operation, lambda: contents.append(read_value(operation, content) if os.path.exists(content) else None)
+    )
     return contents[0]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from shardwright.checkpoints.boxes import Piece, pieces
-from shardwright.checkpoints.codec import Decoder, Encoder
+from shardwright.checkpoints.decoding import Decoder
+from shardwright.checkpoints.encoding import Encoder
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER, ModelTensors, Named
 from shardwright.errors import ShardwrightError
 from shardwright.job.runtime import Runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from shardwright.checkpoints.file import read_value, to_device, write_value
+from shardwright.checkpoints.file import Leaves, read_value, write_value
 from shardwright.errors import ConfigError
 from shardwright.job.ranks import mp_rank
 from shardwright.job.runtime import current_runtime
@@ -23,7 +23,9 @@ def save(
 ) -> None:
     """Save a value in a file, without pickle: in the format of safetensors, with everything that is no tensor as JSON.
 
-    Types come back as they were; see the guide for those that are known. The file is complete, or as it was before.
+    Types come back as they were, or as plain data; see the guide. What is not data, such as a module or an open file,
+    is left out, which is logged once; whoever asks for it after loading gets an error that says so. The file is
+    complete, or as it was before.
 
     Args:
         obj: The value, such as ``model.local_state_dict()``.
@@ -35,11 +37,11 @@ def save(
 
     Raises:
         ConfigError: The path is not a string, or a module is given to pickle with.
-        UnsupportedValueError: The value contains something of a type that is not known; the message has its path.
+        UnsupportedValueError: The value itself is not data.
         CheckpointError: The file cannot be written.
     """
     _refuse_pickle(pickle_module, "save")
-    write_value(_path(f, partial, v3, "save"), obj)
+    write_value("smp.save", _path(f, partial, v3, "save"), obj, leaves_out=Leaves.PARTS)
 
 
 def load(
@@ -59,7 +61,7 @@ def load(
 
     Args:
         f: The path, as it was given to :func:`save`.
-        map_location: The device of tensors; by default the CPU.
+        map_location: The device of tensors, or what else ``torch.load`` takes; by default the CPU.
         partial: As for :func:`save`.
         pickle_module: As for :func:`save`.
         back_compat: With ``partial``, the file has the suffix of versions before 1.6 of the original, ``_{mp_rank}``.
@@ -76,8 +78,7 @@ def load(
             f"smp.load: {', '.join(sorted(pickle_load_args))} would go to pickle, and smp.load unpickles only "
             "what torch.load(weights_only=True) does: leave it out"
         )
-    found = read_value(_path(f, partial, v3, "load", back_compat=back_compat))
-    return found if map_location is None else to_device(found, map_location)
+    return read_value("smp.load", _path(f, partial, v3, "load", back_compat=back_compat), map_location)
 
 
 def _refuse_pickle(module: Any, function: str) -> None:

@@ -14,8 +14,9 @@ from shardwright._core import newest_checkpoint
 from shardwright.checkpoints import random_state
 from shardwright.checkpoints.background import background
 from shardwright.checkpoints.boxes import Piece
-from shardwright.checkpoints.codec import Decoder
+from shardwright.checkpoints.decoding import Decoder
 from shardwright.checkpoints.full import load_full
+from shardwright.checkpoints.left_out import tell_plain
 from shardwright.checkpoints.optimizer_state import OptimizerState
 from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.saved import Kinds, Saved
@@ -281,6 +282,8 @@ class _Loading:
 
     def user_content(self) -> Any:
         """Return the user content."""
+        if self.runtime.place.rank == 0:
+            tell_plain(_OPERATION, self.saved.content.get("plain", ()))
         decoder = Decoder(self.saved.tensors(f"{USER}user_content"))
         return decoder.decode(self.saved.content["content"])
 

@@ -16,8 +16,9 @@ from shardwright._core import CheckpointWriter, __version__, is_in_store
 from shardwright.checkpoints import random_state
 from shardwright.checkpoints.background import background
 from shardwright.checkpoints.boxes import Piece
-from shardwright.checkpoints.codec import Encoder
+from shardwright.checkpoints.encoding import Encoder
 from shardwright.checkpoints.full import save_full
+from shardwright.checkpoints.left_out import tell_left_out, tell_plain
 from shardwright.checkpoints.optimizer_state import OptimizerState
 from shardwright.checkpoints.places import check_on_disk, place_of
 from shardwright.checkpoints.streamed import Given, write_part
@@ -97,7 +98,7 @@ def save_checkpoint(
         model: The model; by default the job's only one.
         optimizer: What ``smp.DistributedOptimizer`` returned; by default the only one that trains the model.
         user_content: What else is to be saved, such as ``{"scheduler": scheduler.state_dict(), "step": step}``. That of
-            rank 0 counts. See the guide for the types that are known.
+            rank 0 counts. What is not data in it is left out, which is logged once; see the guide.
         translate_if_full: Save a full checkpoint with the names and layouts of weights that the model has in one
             process. False keeps those of distributed modules.
         num_kept_partial_checkpoints: Remove the oldest complete checkpoints so that so many are left; None keeps all.
@@ -106,8 +107,8 @@ def save_checkpoint(
             ``smp.shutdown`` waits too, and logs it.
 
     Raises:
-        CheckpointError: It failed on a rank: the user content has a type that is not known, ranks gave different tags,
-            a directory cannot be written, the disk is full, and so on.
+        CheckpointError: It failed on a rank: ranks gave different tags, a directory cannot be written, the disk is
+            full, and so on.
         FrameError: Called inside a step function.
         PeerLostError: Another rank is gone.
         StallError: Another rank did not call it.
@@ -205,8 +206,12 @@ def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, 
     part.add_model(tensors)
     encoder = Encoder(USER)
     about: dict[str, Any] = {"aliases": tensors.aliases}
+    side = Encoder(USER, leave_out=True)
     if runtime.place.rank == 0:
-        about["content"] = encoder.encode(user_content, "user_content")
+        about["content"] = side.encode(user_content, "user_content")
+        about["plain"] = side.plain
+        tell_left_out(_OPERATION, side.left_out)
+        tell_plain(_OPERATION, side.plain)
     optimizer = optimizer_of(runtime, model, given)
     if optimizer is not None:
         state = OptimizerState(runtime, optimizer, tensors)
@@ -220,6 +225,7 @@ def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, 
         for name, module in extra_states(model)
     }
     named_tensors = {
+        **side.tensors,
         **encoder.tensors,
         **{random_state.prefix(runtime.place.rank) + name: one for name, one in random_state.streams().items()},
     }
@@ -284,6 +290,7 @@ def description_of(runtime: Runtime, model: DistributedModel, abouts: Sequence[d
     first = abouts[0]
     content = {
         "content": first["content"],
+        **({"plain": first["plain"]} if first.get("plain") else {}),
         "extra_states": _merged(one["extra_states"] for one in abouts),
         "placement": [place.cfg.placement_strategy, place.launch.world_size],
         "random_steps": [runtime.step.trained, runtime.step.looked],

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 from shardwright.checkpoints.boxes import Piece
-from shardwright.checkpoints.codec import Decoder
+from shardwright.checkpoints.decoding import Decoder
 from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.saved import Saved
 from shardwright.checkpoints.saving import USER
@@ -54,7 +54,7 @@ class _State:
     def __init__(self, saved: Saved, model_key: str, optimizer_key: str, *, flatten: bool) -> None:
         self._saved = saved
         self._names: dict[str, str] = {}
-        decoder = Decoder(saved.tensors(USER))
+        decoder = Decoder(saved.tensors(USER), plain=True)
         content = saved.content
         model = {
             name.removeprefix(MODEL): self._tensor(name, model_key, name.removeprefix(MODEL))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shardwright._core import CheckpointWriter, __version__
-from shardwright.checkpoints.codec import Encoder
+from shardwright.checkpoints.encoding import Encoder
 from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.saving import USER
 from shardwright.checkpoints.streamed import Given
