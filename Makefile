@@ -97,7 +97,7 @@ test-torn: setup ## 200 kills and full disks while two ranks save, and damaged f
 test-elastic: setup ## four ranks under torchrun, one killed and not replaced: the others go on as if resharded by hand
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.elastic $(ARGS)
 
-compat: setup ## scripts for the original library by its import path, beside plain PyTorch, and its whole interface; ARGS="..." chooses
+compat: setup ## scripts for the original library by its import path, beside plain PyTorch, and every key and argument of its interface; ARGS="..." chooses
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.compat $(ARGS)
 
 trainers: setup ## train by the trainers of other libraries over ranks, beside their plain use in one process; ARGS="..." chooses

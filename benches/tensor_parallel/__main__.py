@@ -139,9 +139,7 @@ def compare_commits(commit: str, at_most: float, rounds: int) -> int:
     print(file=sys.stderr)
     for key, one in measured.items():
         print(f"{' of '.join(key)[:32]:32}{statistics.median(one.seconds):10.3f} s/step")
-    figures = {
-        f"{name}_vs_beside": beside.ratio(*(measured[name, side].seconds for side in sides)) for name in OURS
-    }
+    figures = {f"{name}_vs_beside": beside.ratio(*(measured[name, side].seconds for side in sides)) for name in OURS}
     return beside.conclude(figures, at_most)
 
 

@@ -709,6 +709,11 @@ class Config:
         """
         Every key with its effective value, as a JSON object in the documentation's order.
         """
+    @staticmethod
+    def without_effect(json: str) -> list[tuple[str, str, str]]:
+        """
+        The keys of a JSON object that switch nothing on beside the others: name, value as JSON, and why.
+        """
 
 @final
 class DeadlockDetector:

@@ -34,7 +34,7 @@ def load_config(
     Raises:
         ConfigError: Names the key, its value, and what is allowed.
     """
-    given = _merged(config, keys, environ)
+    given = merged(config, keys, environ)
     path = _read_program(given)
     try:
         return _core.Config.parse(json.dumps(given), world)
@@ -51,7 +51,7 @@ def check_world(
     try:
         cfg.check_world(world)
     except ConfigError as error:
-        if "partitions" not in _merged(config, keys, environ):
+        if "partitions" not in merged(config, keys, environ):
             raise
         raise ConfigError(
             f'{error}; "partitions", which was given, is another name of pipeline_parallel_degree'
@@ -71,7 +71,7 @@ def log_lowered(cfg: _core.Config, asked: _core.Config, world: int) -> None:
             )
 
 
-def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+def merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Merge the given keys; those of the environment take precedence."""
     given = _given("config", {} if config is None else config)
     for name, value in _given("keyword arguments", keys).items():

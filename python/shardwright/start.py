@@ -73,16 +73,21 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         JobStartError: The ranks could not find or authenticate each other, or their versions or configurations differ.
         ShardwrightError: It was called before with a different configuration, or in the parent of this forked process.
     """
+    start_in(config, keys, os.environ)
+
+
+def start_in(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Do what :func:`init` does in an environment; not for scripts."""
     if (running := find_runtime()) is not None:
-        _check_same_start(running, load_config(config, keys, os.environ, running.place.launch.world_size))
+        _check_same_start(running, load_config(config, keys, environ, running.place.launch.world_size))
         return
-    launch, met = find_launch(os.environ, load_config(config, keys, os.environ).connect_timeout_seconds)
-    cfg = load_config(config, keys, os.environ, launch.world_size)
+    launch, met = find_launch(environ, load_config(config, keys, environ).connect_timeout_seconds)
+    cfg = load_config(config, keys, environ, launch.world_size)
     if cfg.elastic_degrees is not None and launch.rank == 0:
-        log_lowered(cfg, load_config(config, keys, os.environ), launch.world_size)
-    options = comm_options(cfg, os.environ, launch.local_size, one_host=launch.single_host)
+        log_lowered(cfg, load_config(config, keys, environ), launch.world_size)
+    options = comm_options(cfg, environ, launch.local_size, one_host=launch.single_host)
     try:
-        check_world(cfg, launch.world_size, config, keys, os.environ)
+        check_world(cfg, launch.world_size, config, keys, environ)
     except ConfigError as error:
         fitting = _ranks_of_replica(cfg)
         if launch.launcher == "single":

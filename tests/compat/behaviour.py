@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.compat import examples
+
 
 def _layers() -> nn.Sequential:
     torch.manual_seed(0)
@@ -193,7 +195,7 @@ def environment() -> None:
 CASES = {
     case.__name__: case
     for case in (only_forward, detached, translated, comm_hook, sharded_attributes, files, environment)
-}
+} | examples.CASES
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +57,36 @@ def test_the_environment_configures_and_variables_without_effect_are_named() -> 
     assert "SMP_NCCL_THROTTLE_LIMIT has no effect here: collectives under way are not limited" in first.err
     assert "SMP_DISABLE_D2D has no effect" not in first.err
     assert "has no effect" not in second.err
+
+
+_ALONE: dict[str, Any] = {}
+_PIPELINE = {"partitions": 2, "microbatches": 2}
+_TENSOR = {"ddp": True, "tensor_parallel_degree": 2}
+_SHARDED_LAYERS = {"ddp": True, "sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 64}
+
+
+@pytest.mark.parametrize("parameters", [_ALONE, _PIPELINE, _TENSOR, {"ddp": True}, _SHARDED_LAYERS])
+def test_distributed_layers_take_the_places_of_a_models_at_every_degree(
+    parameters: dict[str, Any], tmp_path: Path
+) -> None:
+    run("fused_layers", 2 if parameters else 1, {"COMPAT_FOLDER": str(tmp_path)}, **parameters)
+
+
+def test_what_switches_nothing_on_is_taken_and_said_once_on_rank_0() -> None:
+    idle = {"sdp_gradient_clipping": 0.5, "sdp_hierarchical_allgather": False, "fast_mode": True, "contiguous": False}
+    first, second = run("said_once", ddp=True, **idle)
+    for key in idle:
+        assert first.err.count(f"the configuration key '{key}' is") == 1
+    said = "smp.DistributedOptimizer was given dynamic_loss_scale, dynamic_loss_args, without effect here"
+    assert first.err.count(said) == 1
+    assert "effect here" not in second.err
+
+
+@pytest.mark.parametrize("parameters", [{}, {"bf16": True}, _SHARDED, {**_SHARDED, "bf16": True}, _SHARDED_LAYERS])
+def test_groups_and_parameters_say_what_a_rank_holds(parameters: dict[str, Any]) -> None:
+    run("shapes", 2 if "ddp" in parameters else 1, **parameters)
+
+
+@pytest.mark.parametrize("parameters", [_ALONE, _TENSOR])
+def test_what_scripts_import_for_themselves_does_what_its_name_says(parameters: dict[str, Any], tmp_path: Path) -> None:
+    run("helpers", 2 if parameters else 1, {"COMPAT_FOLDER": str(tmp_path)}, **parameters)

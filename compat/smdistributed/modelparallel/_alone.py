@@ -15,8 +15,12 @@ MODULES = frozenset(
         "backend/__init__",
         "backend/exceptions",
         "tensorflow/__init__",
+        "test/__init__",
+        "test/torch/__init__",
+        "test/torch/utils",
         "torch/__init__",
         "torch/_files",
+        "torch/_optimizer",
         "torch/_start",
         "torch/_steps",
         "torch/_trainer",
@@ -35,6 +39,8 @@ MODULES = frozenset(
         "torch/optimizers",
         "torch/patches/__init__",
         "torch/patches/checkpoint",
+        "torch/state_mod",
+        "torch/utils",
     }
 )
 #: The suffixes of files that Python imports.

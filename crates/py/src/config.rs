@@ -106,6 +106,13 @@ impl Config {
         shardwright_core::Config::difference(own, other)
     }
 
+    /// The keys of a JSON object that switch nothing on beside the others: name, value as JSON, and why.
+    #[staticmethod]
+    fn without_effect(json: &str) -> Vec<(String, String, &'static str)> {
+        let found = shardwright_core::Config::without_effect(json).into_iter();
+        found.map(|one| (one.key, one.value, one.reason)).collect()
+    }
+
     /// Every key: name, origin, allowed values, default, unit, meaning, and why only the default
     /// is allowed (empty where the feature is built).
     #[staticmethod]

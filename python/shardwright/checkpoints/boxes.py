@@ -69,10 +69,13 @@ def whole(name: str, shape: Sequence[int]) -> Fragment:
     return Fragment(name, tuple(shape), zeros, zeros, tuple(shape))
 
 
-def rows(name: str, shape: Sequence[int], first: int, count: int) -> Fragment:
-    """The fragment of a rank that holds some rows of a tensor."""
+def rows(name: str, shape: Sequence[int], first: int, count: int, origins: Sequence[Origin] = ()) -> list[Fragment]:
+    """The fragments of a rank that holds some rows of a tensor; ``name`` and ``origins`` as for :func:`divided`."""
     zeros = (0,) * (len(shape) - 1)
-    return Fragment(name, tuple(shape), (first, *zeros), (0, *zeros), (count, *shape[1:]))
+    offset, size = (first, *zeros), (count, *shape[1:])
+    if not origins:
+        return [Fragment(name, tuple(shape), offset, (0, *zeros), size)]
+    return [fragment for origin in origins for fragment in _of_origin(name, origin, ((0, *zeros), offset, size))]
 
 
 def divided(

@@ -16,7 +16,7 @@ from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.translation import replaced
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 from shardwright.tensor_parallel.module import named_shardings
-from shardwright.tensor_parallel.sharding import Sharding
+from shardwright.tensor_parallel.sharding import Origin, Sharding
 
 MODEL, OPTIMIZER, MASTERS = "model/", "optimizer/", "half_precision/"
 
@@ -99,15 +99,21 @@ class ModelTensors:
         }
 
     def _fragments(self, name: str, tensor: torch.Tensor) -> list[Fragment]:
+        before, origins = self._made_of(name)
         if self._registry.is_sharded(tensor):
-            count = shard_of(tensor).shape[0]
-            first = self._registry.first_row(tensor)
-            return [rows(name, tensor.shape, first, count)]
+            count, first = shard_of(tensor).shape[0], self._registry.first_row(tensor)
+            return rows(before if origins else name, tensor.shape, first, count, origins)
         sharding = self._shardings.get(name)
+        if origins:
+            return divided(before, tensor.shape, sharding or Sharding(), *self._place, origins)
+        return [whole(name, tensor.shape)] if sharding is None else divided(name, tensor.shape, sharding, *self._place)
+
+    def _made_of(self, name: str) -> tuple[str, tuple[Origin, ...]]:
+        """Return of what a replaced module's tensor was made, and what stands before its name; nothing of others."""
         for before, module in self._replaced:
             if name.startswith(before) and (origins := tuple(module.origins.get(name.removeprefix(before), ()))):
-                return divided(before, tensor.shape, sharding or Sharding(), *self._place, origins)
-        return [whole(name, tensor.shape)] if sharding is None else divided(name, tensor.shape, sharding, *self._place)
+                return before, origins
+        return "", ()
 
 
 def persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:

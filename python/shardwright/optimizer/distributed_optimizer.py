@@ -21,6 +21,7 @@ from shardwright.model.updates import Updates
 from shardwright.optimizer.awaited_state import AwaitedState, loads_state
 from shardwright.optimizer.become import become
 from shardwright.optimizer.half_precision import HalfPrecision
+from shardwright.optimizer.held import HeldGroups
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
 from shardwright.optimizer.master_state import without_half_precision
 from shardwright.optimizer.offloading import StateStorage, StreamedState
@@ -49,7 +50,7 @@ class _Wrapping(type):
         return super().__call__(*args, **kwargs)
 
 
-class DistributedOptimizer(AwaitedState, metaclass=_Wrapping):
+class DistributedOptimizer(AwaitedState, HeldGroups, metaclass=_Wrapping):
     """Makes an optimizer work on a partitioned model.
 
     ``smp.DistributedOptimizer(optimizer)`` returns the same object: it remains an instance of its class, and its
@@ -257,7 +258,7 @@ class DistributedOptimizer(AwaitedState, metaclass=_Wrapping):
         part = self._part()
         if is_share(part):
             return merged_shares(gather_over(WORLD, copied(part), _WHOLE), *_tp_place())
-        if self._layout is None and not _shards_parameters():
+        if self._layout is None and not ((runtime := find_runtime()) and runtime.place.shards_parameters):
             return super().state_dict()
         return merged(self._gather(on_cpu(part)))
 
@@ -384,10 +385,6 @@ def _distributed_class(*bases: type[Optimizer]) -> type[DistributedOptimizer]:
         made: Any = _Wrapping(original.__name__, (DistributedOptimizer, *bases), names)
         _CLASSES[bases] = made
     return _CLASSES[bases]
-
-
-def _shards_parameters() -> bool:
-    return (runtime := find_runtime()) is not None and runtime.place.shards_parameters
 
 
 def _tp_place() -> tuple[int, int]:

@@ -47,9 +47,11 @@ class ShardedParameters:
         self._sharded[original] = sharded
         self._storages[sharded] = sharded.untyped_storage()
         self._locals[sharded] = local = nn.Parameter(shard_of(sharded).detach(), requires_grad=sharded.requires_grad)
-        # As scripts that know DeepSpeed's sharded parameters read them.
-        named: Any = sharded
-        named.ds_shape, named.ds_numel, named.ds_tensor = sharded.shape, sharded.numel(), local
+        _name(sharded, local)
+
+    def add_whole(self, parameter: nn.Parameter) -> None:
+        """Let a parameter that stays whole on every rank say so as sharded ones do."""
+        _name(parameter, parameter.detach())
 
     def now(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return what has taken the place of a parameter; the parameter itself if nothing has."""
@@ -130,6 +132,12 @@ class ShardedParameters:
             shape=whole.shape,
             stride=torch.empty(whole.shape, device="meta").stride(),
         )
+
+
+def _name(parameter: Any, held: Any) -> None:
+    """Name the whole shape of a parameter, and what this rank holds of it, as scripts that know DeepSpeed's read it."""
+    parameter.ds_shape, parameter.ds_numel, parameter.ds_tensor = parameter.shape, parameter.numel(), held
+    held.ds_numel = held.numel()
 
 
 def _rows(size: int, ranks: int) -> int:

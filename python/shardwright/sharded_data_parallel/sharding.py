@@ -61,6 +61,10 @@ class ModelSharding:
         if registry.mesh is None:
             registry.mesh = DeviceMesh.from_group(runtime.process_groups[SHARDS], runtime.place.device.type)
         chosen = choose(module, parameters, int(cfg.sdp_param_persistence_threshold))
+        known = {id(one) for one in chosen}
+        for parameter in parameters:
+            if id(parameter) not in known:
+                registry.add_whole(parameter)
         if chosen:
             places = _places(module, chosen)
             names = {parameter: name for name, parameter in module.named_parameters()}

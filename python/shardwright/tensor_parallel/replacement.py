@@ -75,6 +75,13 @@ class Result:
     unused_options: tuple[str, ...] = ()
 
 
+class ReplacesAlone:
+    """Kept for a rank whose marked modules are replaced at a degree of 1 too, for what distributed modules have.
+
+    The original library does so: its scripts look for the layers of a distributed transformer at every degree.
+    """
+
+
 class _Plan:
     """The replacements that this rank plans, from its model only, without communication."""
 
@@ -174,12 +181,13 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
     All ranks of TP_GROUP must call it together, with the same model. A module is replaced if it is marked, if there is
     a distributed implementation of exactly its class that supports its sizes, if no ancestor was replaced, and if it
     shares no parameters (paper, section 5.2). All ranks get parts of the weights of tp rank 0. At a degree of 1 there
-    are no outcomes. ``built_in`` returns the library's own entry for a class, if there is one.
+    are no outcomes, unless the rank keeps :class:`ReplacesAlone`. ``built_in`` returns the library's own entry for a
+    class, if there is one.
 
     Raises:
         ConfigError: The ranks did not mark the same modules of the same model; all ranks raise it.
     """
-    if len(runtime.place.tp_ranks) == 1:
+    if len(runtime.place.tp_ranks) == 1 and runtime.find(ReplacesAlone) is None:
         return Result(module)
     collector.install(module)  # before modules of transformers from which outputs are collected are replaced
     seed = gathered(_OPERATION, torch.initial_seed(), TP_GROUP)[0]
@@ -236,8 +244,10 @@ def _told(one: Replacement | None) -> str:
 
 def _from_first_rank(tensor: torch.Tensor, runtime: Runtime) -> torch.Tensor:
     """Return tp rank 0's values of a tensor that all tp ranks have, on the device of this rank's tensor."""
-    group = runtime.process_groups["TP_GROUP"]
     values = real(tensor) if isinstance(tensor, DelayedTensor) else tensor.detach()
+    if len(runtime.place.tp_ranks) == 1:
+        return values
+    group = runtime.process_groups["TP_GROUP"]
     sent = values.to(runtime.place.device, memory_format=torch.contiguous_format, copy=True)
     work = dist.broadcast(sent, dist.get_global_rank(group, 0), group, async_op=True)
     wait_collective(runtime, work, runtime.place.tp_ranks)

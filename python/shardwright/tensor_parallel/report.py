@@ -44,7 +44,7 @@ def render(result: Result, degree: int, console: Console) -> None:
     """Print a table of modules; children of lists with the same outcome share a line, with ``*`` for their numbers."""
     from rich.table import Table
 
-    table = Table(title=f"Tensor parallelism over {degree} ranks", title_justify="left")
+    table = Table(title=f"Tensor parallelism over {degree} rank{'s' if degree > 1 else ''}", title_justify="left")
     table.add_column("module", overflow="fold")
     table.add_column("number", justify="right")
     table.add_column("class", overflow="fold")

@@ -106,11 +106,25 @@ MODULES: tuple[Symbol, ...] = (
             ("reduce_scatter_for_tp", "(tensor, dim)"),
         )
     ),
-    *_translation("gpt2", "translate_hf_state_dict_to_smdistributed"),
+    *_translation("gpt2", "translate_hf_state_dict_to_smdistributed", "translate_hf_block_state_dict_to_smdistributed"),
+    Symbol(
+        "gpt2.translate_layer_state_dict_to_hf_gpt2_block",
+        _TRANSLATED,
+        "(state_dict, max_seq_len=None)",
+        f"{SMP}.nn.huggingface.gpt2:translate_layer_state_dict_to_hf_gpt2_block",
+        here="shardwright.nn.huggingface.gpt2",
+    ),
+    Symbol(
+        "gpt2.get_hf_gpt2_transformer_layer_hooks",
+        _TRANSLATED,
+        "()",
+        f"{SMP}.nn.huggingface.gpt2:get_hf_gpt2_transformer_layer_hooks",
+        differs="The three hooks of `smp.tp_register_with_module`, for a script's own kind of `GPT2Block`.",
+    ),
     *_translation("bert"),
     *_translation("roberta", "translate_state_dict_to_smdistributed"),
     *_translation("gptj", "translate_hf_gptj_state_dict_to_smdistributed_gptj"),
-    *_translation("gptneo"),
+    *_translation("gptneo", "translate_hf_gptneo_state_dict_to_smdistributed"),
     *_translation("gptneox"),
     *(
         Symbol(

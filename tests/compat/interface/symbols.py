@@ -19,6 +19,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol("smp.is_tracing", _START, "()"),
     Symbol("smp.state", _START),
     Symbol("smp.state.cfg", _START, made="state"),
+    Symbol("smp.state_mod.state", _START, here="smp.state"),
     Symbol("smp.state.module_manager.translate_functions", _START, made="state"),
     Symbol(
         "smdistributed.modelparallel.__version__",
@@ -135,9 +136,9 @@ SYMBOLS: tuple[Symbol, ...] = (
     *(
         Symbol(name, _MODEL, made="sharded parameter", differs=differs)
         for name, differs in (
-            ("ds_shape", "Of parameters that are sharded, between steps."),
+            ("ds_shape", "Of all parameters with sharded data parallelism, between steps."),
             ("ds_numel", ""),
-            ("ds_tensor", "This rank's shard."),
+            ("ds_tensor", "This rank's shard; all of a parameter that stays whole."),
         )
     ),
     Symbol(
@@ -155,8 +156,8 @@ SYMBOLS: tuple[Symbol, ...] = (
         "smp.DistributedOptimizer",
         _OPTIMIZER,
         "(optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, dynamic_loss_args=None)",
-        path="shardwright.optimizer.distributed_optimizer:_wrap",
-        differs="A loss scale without `fp16` is an error.",
+        path=f"{SMP}._optimizer:wrap",
+        differs="A loss scale without `fp16` has no effect, which is logged; from `shardwright` itself it is an error.",
     ),
     *(
         Symbol(
@@ -195,6 +196,16 @@ SYMBOLS: tuple[Symbol, ...] = (
         )
     ),
     Symbol("optimizer.overflow", _OPTIMIZER, made="float16 optimizer"),
+    *(
+        Symbol(f"optimizer.{name}", _OPTIMIZER, made=made, differs=differs)
+        for made in ("sharded optimizer",)
+        for name, differs in (
+            ("fp16_groups", "The parameters of each group on this rank, whatever their dtype."),
+            ("fp16_partitioned_groups", "What this rank holds of each of them."),
+            ("fp16_partitioned_groups_flat", "The same in one tensor for each group; a copy."),
+            ("fp32_partitioned_groups_flat", "The same of master weights; a copy."),
+        )
+    ),
     Symbol(
         "optimizer._global_grad_norm",
         _OPTIMIZER,
@@ -215,6 +226,15 @@ SYMBOLS: tuple[Symbol, ...] = (
         _TENSOR,
         "(module_cls, dist_module, init_hook=None, forward_hook=None, return_hook=None)",
     ),
+    Symbol(
+        "smp.utils.get_distribution_axis",
+        _TENSOR,
+        "(parameter)",
+        differs="None where tensor-parallel ranks have the whole tensor, or one of them has it. Not documented there.",
+    ),
+    Symbol(
+        "smp.utils.rmsg", _OBJECTS, "(message)", differs="Not documented there: the rank stands before the message."
+    ),
     *(
         Symbol(f"smp.amp.{name}", _AMP, signature)
         for name, signature in (
@@ -222,6 +242,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         )
     ),
     *(Symbol(f"smp.optimizers.{name}", _AMP, "(params)") for name in ("FusedAdam", "FusedLamb", "FusedNovoGrad")),
+    Symbol("smp.optimizers.FusedLAMB", _AMP, "(params)", here="smp.optimizers.FusedLamb"),
     Symbol("smp.partition", _PARTITION, "(i)"),
     Symbol("smp.set_partition", _PARTITION, "(module, i)"),
     Symbol(
@@ -279,6 +300,16 @@ SYMBOLS: tuple[Symbol, ...] = (
         "(path, tag=None, partial=True, strict=True, load_optimizer=True, load_sharded_optimizer_state=True, "
         "translate_function=None)",
         differs="Partial checkpoints of the original library cannot be read; full ones can.",
+    ),
+    *(
+        Symbol(
+            f"smdistributed.modelparallel.test.torch.utils.{name}",
+            _CHECKPOINTS,
+            signature,
+            path=f"smdistributed.modelparallel.test.torch.utils:{name}",
+            differs="Not documented there: of a whole state dict in a file, without pickle.",
+        )
+        for name, signature in (("dump_model", "(model, path)"), ("verify", "(model, path)"))
     ),
     *MODULES,
 )

@@ -2,4 +2,7 @@
 
 from shardwright.optimizers import FusedAdam, FusedLamb, FusedNovoGrad
 
-__all__ = ["FusedAdam", "FusedLamb", "FusedNovoGrad"]
+#: The name that scripts of the time before it was ``FusedLamb`` have for it.
+FusedLAMB = FusedLamb
+
+__all__ = ["FusedAdam", "FusedLAMB", "FusedLamb", "FusedNovoGrad"]

@@ -35,7 +35,7 @@ const REFUSED: [(&str, &str); 5] = [
         "it is for distributed modules, which need tensor parallelism",
     ),
 ];
-const OF_SHARDING: [&str; 6] = [
+pub(super) const OF_SHARDING: [&str; 6] = [
     "sdp_reduce_bucket_size",
     "sdp_param_persistence_threshold",
     "sdp_max_live_parameters",

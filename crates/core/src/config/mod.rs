@@ -4,6 +4,7 @@
 
 mod data_parallel;
 mod dtypes;
+mod effect;
 mod elastic;
 mod error;
 mod key;
@@ -14,6 +15,7 @@ mod pipeline;
 #[cfg(test)]
 mod tests;
 
+pub use effect::Idle;
 pub use error::ConfigError;
 pub use key::{ConfigKey, DefaultValue, FlagOrWord, Origin, ValueKind};
 pub use keys::KEYS;

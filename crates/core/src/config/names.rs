@@ -44,6 +44,44 @@ const OF_VERSION_2: [(&str, &str); 7] = [
     ),
 ];
 
+/// Of those keys, values that ask for nothing, and why.
+const OF_VERSION_2_IDLE: [(&str, &[&str], &str); 7] = [
+    (
+        "hybrid_shard_degree",
+        &["0", "1"],
+        "it asks for no other sharding than the script's own",
+    ),
+    ("context_parallel_degree", &["1"], "sequences stay whole"),
+    ("expert_parallel_degree", &["1"], "experts stay together"),
+    (
+        "sm_activation_offloading",
+        &["false"],
+        "nothing is offloaded",
+    ),
+    (
+        "fsdp_cache_flush_warnings",
+        &["false"],
+        "no allocator is watched",
+    ),
+    (
+        "allow_empty_shards",
+        &["false", "true"],
+        "shards may always be empty",
+    ),
+    (
+        "random_seed",
+        &["12345"],
+        "it is the default of the second version of the interface",
+    ),
+];
+
+/// Why a key of the second version asks for nothing at a value; `None` where it asks for something, and of other keys.
+pub(super) fn asks_for_nothing(name: &str, value: &Value) -> Option<&'static str> {
+    let (_, values, reason) = OF_VERSION_2_IDLE.iter().find(|(key, _, _)| *key == name)?;
+    let shown = value.to_string();
+    values.contains(&shown.as_str()).then_some(*reason)
+}
+
 /// What there is in place of a key of the second version, if it is one.
 pub(super) fn in_place_of(name: &str) -> Option<&'static str> {
     let found = OF_VERSION_2.iter().find(|(other, _)| *other == name);
@@ -76,7 +114,7 @@ pub(super) fn unite(values: &mut BTreeMap<&'static str, Value>) -> Result<(), Co
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{OF_VERSION_2, in_place_of};
+    use super::{OF_VERSION_2, OF_VERSION_2_IDLE, in_place_of};
     use crate::Config;
     use crate::config::KEYS;
 
@@ -111,5 +149,8 @@ mod tests {
             assert!(text.contains(name) && text.ends_with(instead), "{text}");
         }
         assert_eq!(in_place_of("microbatches"), None);
+        let idle: Vec<&str> = OF_VERSION_2_IDLE.iter().map(|(name, _, _)| *name).collect();
+        let all: Vec<&str> = OF_VERSION_2.iter().map(|(name, _)| *name).collect();
+        assert_eq!(idle, all);
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from shardwright.nn.huggingface.language_model import LanguageModel
@@ -52,6 +53,11 @@ BLOCK = Replaced("transformers.models.gpt2.modeling_gpt2", "GPT2Block", _argumen
 translate_state_dict_to_hf_gpt2 = _TABLE.to_transformers
 translate_hf_state_dict_to_smdistributed_gpt2 = _TABLE.to_distributed
 translate_hf_state_dict_to_smdistributed = _TABLE.to_distributed
+
+#: For state dicts of one layer, too, whose names have nothing before them.
+_LAYER = dataclasses.replace(_TABLE, path=r"^|(^|\.)\d+\.")
+translate_layer_state_dict_to_hf_gpt2_block = _LAYER.to_transformers
+translate_hf_block_state_dict_to_smdistributed = _LAYER.to_distributed
 
 #: The same for state dicts of whole models: ``GPT2LMHeadModel`` and ``smp.nn.DistributedTransformerLMHead``.
 _WHOLE = LanguageModel("GPT2LMHeadModel", _TABLE)

@@ -1,0 +1,5 @@
+"""``state``, where some scripts import it from."""
+
+from shardwright import state
+
+__all__ = ["state"]

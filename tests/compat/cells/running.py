@@ -1,0 +1,58 @@
+"""Runs cells in jobs: the cells of one layout one after another on the same ranks."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tests.compat.cells.cell import LAYOUTS, Cell
+from tests.jobs.forked import ROOT
+from tests.jobs.ranks import run_ranks
+
+_SECONDS_PER_CELL, _SECONDS = 3.0, 120.0
+
+
+def problems(cells: Sequence[Cell]) -> Iterator[tuple[Cell, str]]:
+    """Run cells, and yield those that did not come to what they should, each with what did."""
+    for layout in LAYOUTS:
+        chosen = [cell for cell in cells if cell.layout == layout]
+        if chosen:
+            with tempfile.TemporaryDirectory(prefix="cells-") as folder:
+                yield from _of_layout(chosen, Path(folder))
+
+
+def _of_layout(cells: list[Cell], folder: Path) -> Iterator[tuple[Cell, str]]:
+    left, ranks = cells, LAYOUTS[cells[0].layout].ranks
+    while left:
+        listed = folder / "cells.json"
+        listed.write_text(json.dumps([cell.to_json() for cell in left]))
+        environment = {"COMPAT_CELLS": str(folder), "PYTHONPATH": f"{ROOT}"}
+        ended = run_ranks(
+            *("-m", "tests.compat.cells.rank", str(listed)),
+            ranks=ranks,
+            seconds=_SECONDS + _SECONDS_PER_CELL * len(left),
+            folder=folder,
+            environment=environment,
+        )
+        done = [_rows(one.out) for one in ended]
+        through = min(len(rows) for rows in done)
+        failed = [rows[through - 1]["problem"] for rows in done if through and rows[through - 1]["problem"]]
+        if through == len(left) and not failed:
+            return
+        if failed:
+            yield left[through - 1], "\n".join(dict.fromkeys(map(str, failed)))
+            left = left[through:]
+        else:  # a rank has ended by itself
+            yield left[through], "\n".join(one.err[-2000:] for one in ended)
+            left = left[through + 1 :]
+
+
+def _rows(out: str) -> list[dict[str, str | None]]:
+    return [json.loads(line) for line in out.splitlines() if line.startswith('{"cell"')]
+
+
+def in_turn(cells: Iterable[Cell], every: int) -> list[Cell]:
+    """Choose one of so many cells, of each layout and outcome in turn."""
+    return [cell for number, cell in enumerate(cells) if number % every == 0]
