@@ -28,6 +28,8 @@ from tests.jobs.forked import ADDRESS, ROOT, fork_server
 WORKERS = 2
 #: Files in their order, each to one worker.
 DISTRIBUTED = (f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder")
+#: What tests took, by folder, and how many of the longest of each are named.
+SECONDS, LONGEST = ROOT / "out" / "test_seconds.txt", 5
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed", re.MULTILINE)
 
 
@@ -66,21 +68,40 @@ def rust() -> Part:
 
 
 def run_pytest(arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """Run pytest, whose words go to the standard error stream; how many passed, and the names of those that did not."""
+    """Run pytest, whose words go to the standard error stream; how many passed, and the names of those that did not.
+
+    What each folder took, with the longest tests, is left in :data:`SECONDS`.
+    """
     with tempfile.TemporaryDirectory(prefix="shardwright-tests-") as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={report}", *arguments]
         code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode
-        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+        cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
         outcomes = collections.Counter(
             (f"{case.get('classname')}::{case.get('name')}", any(child.tag in ("failure", "error") for child in case))
             for case in cases
             if case.find("skipped") is None
         )
+    write_seconds(cases)
     failed = [name for name, is_failed in outcomes if is_failed]
     if code and not failed:
         failed = [f"pytest itself, with {code}"]
     return len(outcomes) - len(failed), failed
+
+
+def write_seconds(cases: Sequence[ElementTree.Element]) -> None:
+    """Write what the tests of each folder took, with the longest, to :data:`SECONDS`."""
+    by_folder: dict[str, list[tuple[float, str]]] = collections.defaultdict(list)
+    for case in cases:
+        file = case.get("classname") or "tests.?"
+        by_folder[file.split(".")[1]].append((float(case.get("time") or 0), f"{file}::{case.get('name')}"))
+    folders = sorted(by_folder.items(), key=lambda item: -sum(seconds for seconds, _ in item[1]))
+    lines = []
+    for folder, tests in folders:
+        lines.append(f"{sum(seconds for seconds, _ in tests):8.1f} s {len(tests):5} tests  {folder}")
+        lines += [f"{seconds:8.1f} s            {name}" for seconds, name in sorted(tests, reverse=True)[:LONGEST]]
+    SECONDS.parent.mkdir(exist_ok=True)
+    SECONDS.write_text("\n".join(lines) + "\n")
 
 
 def python(marked: str, *where: str) -> Callable[[], Part]:
