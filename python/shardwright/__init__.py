@@ -4,6 +4,9 @@
 too slow for one device.
 """
 
+from shardwright import entry as entry  # first: Ctrl-C in what follows
+
+# isort: split
 from shardwright import amp, model, nn, notebook, optimizers
 from shardwright._core import __version__
 from shardwright.activation_checkpointing.functions import checkpoint, checkpoint_sequential

@@ -68,6 +68,7 @@ __all__ = [
     "command",
     "derive_seed",
     "detached",
+    "end_with",
     "export_full_checkpoint",
     "flatten",
     "heap_bytes",
@@ -93,6 +94,7 @@ __all__ = [
     "splits_backward",
     "take_log",
     "tune_schedule",
+    "weakness_of_secret",
 ]
 
 DTYPES: Final[list[str]]
@@ -1583,7 +1585,7 @@ class Rendezvous:
     Where a rank meets the others, and the secret by which they know each other; for one connection.
     """
     @staticmethod
-    def at(host: str, port: SupportsIndex, secret: bytes) -> Rendezvous:
+    def at(host: str, port: SupportsIndex, secret: bytes | None) -> Rendezvous:
         """
         Another rank's, which was told where rank 0 listens.
         """
@@ -1595,9 +1597,11 @@ class Rendezvous:
         Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
         """
     @staticmethod
-    def listen(host: str, secret: bytes) -> Rendezvous:
+    def listen(host: str, secret: bytes | None) -> Rendezvous:
         """
-        Rank 0's: it listens on an interface, at a port to be told to the others.
+        Rank 0's: it listens on an interface, at a port to be told to the others. Without a secret it trusts everybody.
+
+        Raises `JobStartError` where the secret is too weak to be one, or nothing can listen there.
         """
     @property
     def note(self, /) -> int:
@@ -2709,6 +2713,13 @@ def detached(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     Tensors with the memory and the versions of those of a list, and without histories.
     """
 
+def end_with(process: SupportsIndex) -> None:
+    """
+    Ends this process by a signal as soon as another one has ended, with all of its process group if it leads that.
+
+    Raises `ProcessLookupError` where there is no such process, and `OSError` where there is no thread to wait for it.
+    """
+
 def export_full_checkpoint(
     path: str | PathLike[str], tag: str, out: str | PathLike[str], max_shard_bytes: SupportsIndex
 ) -> list[str]:
@@ -2919,4 +2930,9 @@ def tune_schedule(
     its first steps, the root's first, and by rank the bytes that a microbatch keeps and that all together may keep.
     Returns the number of steps that count, and the choice; None while these are not enough. `control` is how it goes from
     rank to rank, as for `simulate`.
+    """
+
+def weakness_of_secret(secret: bytes) -> str | None:
+    """
+    Why bytes are no secret of a job, as the rest of a sentence; `None` where they are one.
     """

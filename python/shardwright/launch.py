@@ -23,8 +23,32 @@ from torch.distributed.distributed_c10d import _get_default_store
 from shardwright import _core
 from shardwright.errors import ConfigError, JobStartError
 
+#: Names the process that started this one and ends it in the end, in the environment of ranks that this library starts.
+LAUNCHER = "SHARDWRIGHT_LAUNCHER"
+#: By process, since forks have no threads: the launcher that a thread waits for.
+_ends_with: dict[int, str] = {}
 #: Counts the starts beside a group, which are the same on every rank of it.
 _starts = itertools.count()
+
+
+def end_with_launcher(environ: Mapping[str, str]) -> None:
+    """Let this process end as soon as the launcher does that started it, though that one was killed and ends nobody.
+
+    Raises:
+        JobStartError: The launcher has ended, or the environment does not name a process.
+    """
+    given = environ.get(LAUNCHER)
+    if not given or _ends_with.get(os.getpid()) == given:
+        return
+    try:
+        _core.end_with(int(given))
+    except (ValueError, OverflowError):
+        raise JobStartError(
+            f"{LAUNCHER} is {given!r}; allowed: the number of a process, as shardwright run sets it"
+        ) from None
+    except OSError as error:
+        raise JobStartError(f"the launcher of this rank, process {given}, has ended: {error}") from None
+    _ends_with[os.getpid()] = given
 
 
 def find_launch(environ: Mapping[str, str], timeout: float) -> tuple[_core.LaunchInfo, Store | None]:

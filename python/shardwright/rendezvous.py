@@ -27,6 +27,7 @@ from shardwright.errors import JobStartError
 LOOPBACK = "127.0.0.1"
 _STORE_PREFIX = "shardwright"
 _POLL_SECONDS = 0.05
+_MOST_SECRET_BYTES = 1 << 16
 #: Counts the starts, which are the same on every rank, so that a second job finds nothing of the first.
 _starts = itertools.count()
 #: Kept from one start to the next: a rank that is there first must not meet a store that is about to go.
@@ -46,13 +47,11 @@ def join(
     secret = given_secret(launch, cfg)
     if launch.single_host:
         return _join_on_this_host(launch, cfg, options, secret)
-    if secret is None:
-        secret = b""
-        if launch.rank == 0:
-            logs.logger.warning(
-                "the job has no secret: any process that reaches its ports can join; set SHARDWRIGHT_SECRET, or the "
-                "configuration key secret_file, on every rank"
-            )
+    if secret is None and launch.rank == 0:
+        logs.logger.warning(
+            "the job has no secret: any process that reaches its ports can join; set SHARDWRIGHT_SECRET, or the "
+            "configuration key secret_file, on every rank"
+        )
     if given is None:
         store = _open_store(launch, cfg)
     else:
@@ -224,10 +223,12 @@ def _own_address(launch: _core.LaunchInfo) -> str:
 def given_secret(launch: _core.LaunchInfo, cfg: Any) -> bytes | None:
     """The job's secret as it was given, in the environment or a file that only this user can read; else None."""
     given = os.environ.get("SHARDWRIGHT_SECRET")
-    if given:
-        return given.encode()
+    if given is not None:
+        return _checked(os.fsencode(given), "SHARDWRIGHT_SECRET", launch.rank)
     if cfg.secret_file is not None:
-        return _read_secret(Path(cfg.secret_file), launch.rank)
+        return _checked(
+            _read_secret(Path(cfg.secret_file), launch.rank), f"secret_file {cfg.secret_file!r}", launch.rank
+        )
     if not launch.single_host and cfg.encrypt:
         raise JobStartError(
             "encrypt is true, but the job has no secret from which its keys could come: set SHARDWRIGHT_SECRET (or the "
@@ -241,11 +242,26 @@ def given_secret(launch: _core.LaunchInfo, cfg: Any) -> bytes | None:
     return None
 
 
+def _checked(secret: bytes, source: str, rank: int) -> bytes:
+    """Return the secret, unless it could be guessed: every rank refuses it by itself, before it meets another."""
+    weak = _core.weakness_of_secret(secret)
+    if weak is not None:
+        raise JobStartError(f"rank {rank}: {source} {weak}")
+    return secret
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file, which may be a pipe that nobody writes."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read_secret(path: Path, rank: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             found = os.fstat(file.fileno())
-            content = file.read().strip()
+            if not stat.S_ISREG(found.st_mode):
+                raise JobStartError(f"rank {rank} cannot read secret_file {str(path)!r}: it is no regular file")
+            content = file.read(_MOST_SECRET_BYTES + 1).strip()
     except OSError as error:
         raise JobStartError(f"rank {rank} cannot read secret_file {str(path)!r}: {error}") from error
     mode = stat.S_IMODE(found.st_mode)
@@ -256,6 +272,6 @@ def _read_secret(path: Path, rank: int) -> bytes:
             f"secret_file {str(path)!r} belongs to user {found.st_uid}; it has to belong to user {os.geteuid()}, whose "
             "process this is"
         )
-    if not content:
-        raise JobStartError(f"secret_file {str(path)!r} is empty")
+    if len(content) > _MOST_SECRET_BYTES:
+        raise JobStartError(f"secret_file {str(path)!r} has more than the {_MOST_SECRET_BYTES} bytes that are allowed")
     return content

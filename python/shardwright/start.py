@@ -36,7 +36,7 @@ from shardwright.job.queued import QueuedCollectives
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
-from shardwright.launch import find_launch
+from shardwright.launch import end_with_launcher, find_launch
 from shardwright.launcher import how_to_start
 from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_back_large
 from shardwright.model.models import Models
@@ -81,6 +81,7 @@ def start_in(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ:
     if (running := find_runtime()) is not None:
         _check_same_start(running, load_config(config, keys, environ, running.place.launch.world_size))
         return
+    end_with_launcher(environ)
     launch, met = find_launch(environ, load_config(config, keys, environ).connect_timeout_seconds)
     cfg = load_config(config, keys, environ, launch.world_size)
     if cfg.elastic_degrees is not None and launch.rank == 0:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.hosts.network import missing
 
-from . import members, sieges
+from . import acceptors, command_line, members, sieges
 from .sieges import Row
 
 MOST_GROWTH_MB = 16.0
@@ -48,9 +48,22 @@ def all_rows(count: int, seed: int, only: str) -> Iterator[Row]:
         ("4 ranks, member, tcp", lambda job: hostile(job, members.over_tcp(FOUR, 4, members.frames()[:8]))),
         ("2 ranks, member, ucx", lambda job: hostile(job, members.over_ucx(2))),
     ]
+    jobs += [
+        (
+            "a rank that calls",
+            lambda job: plain(job, "whoever sits at rank 0's port", acceptors.impostors(8 * count, seed)),
+        ),
+        ("the command line", lambda job: plain(job, "bad values at every place", command_line.refusals())),
+    ]
     for name, attack in jobs:
         if only in name and ("hosts" not in name or missing() is None):
             yield from attack(name)
+
+
+def plain(job: str, attack: str, outcomes: Iterator[bool]) -> Iterator[Row]:
+    """Attacks beside no job, each of which says whether it succeeded, as a row."""
+    all_outcomes = list(outcomes)
+    yield Row(job, attack, len(all_outcomes), len(all_outcomes) - sum(all_outcomes))
 
 
 def hostile(job: str, outcomes: Iterator[members.Outcome]) -> Iterator[Row]:

@@ -10,8 +10,8 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = b"SHARDWRT"
-VERSION = 2
-HELLO_BYTES, CHALLENGE_BYTES, ANSWER_BYTES = 52, 80, 33
+VERSION = 3
+HELLO_BYTES, CHALLENGE_BYTES, ANSWER_BYTES, VERDICT_BYTES = 52, 48, 32, 33
 REGISTER, MESH = 0, 1
 FINE, WRONG_PROOF, ALREADY_STARTED = 0, 1, 3
 WAIT = 20.0
@@ -26,8 +26,7 @@ def hello(
 
 def answer(secret: bytes, first: bytes, challenge: bytes) -> bytes:
     """The proof of the secret."""
-    opened = challenge[: CHALLENGE_BYTES - 32]
-    return b"\0" + hmac.digest(secret, b"shardwright client" + first + opened, hashlib.sha256)
+    return hmac.digest(secret, b"shardwright client" + first + challenge, hashlib.sha256)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from . import strangers
 from .protocol import WAIT, hello, visit
 from .watch import PROGRAM, STEP_SECONDS, Watch, doors
 
-SECRET = "of the attack"
+SECRET = "the secret of the attack"
 GLOO = {"GLOO_SOCKET_IFNAME": LINK}
 #: Far above what a start takes, and far below the time after which ranks are given up.
 START_SECONDS = 25.0

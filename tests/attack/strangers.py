@@ -22,8 +22,10 @@ from .protocol import (
     MAGIC,
     MESH,
     REGISTER,
+    VERDICT_BYTES,
     VERSION,
     WAIT,
+    WRONG_PROOF,
     Heard,
     hello,
     read,
@@ -80,23 +82,35 @@ def magic_and_garbage(address: Address, draw: random.Random) -> bool:
 
 
 def false_proofs(address: Address, draw: random.Random) -> bool:
-    version = draw.choice((VERSION, VERSION, VERSION, 0, 1, 3, 65535))
+    version = draw.choice((VERSION, VERSION, VERSION, 0, 1, 2, 65535))
     purpose, encrypt = draw.choice((REGISTER, MESH, 7, 255)), draw.choice((0, 1, 2, 255))
     rank, world = draw.choice((0, 1, 2, 3, 4, 2**31, 2**32 - 1)), draw.choice((0, 1, 2, 4, 2**32 - 1))
     first = hello(rank, world, purpose, version, encrypt=encrypt, nonce=draw.randbytes(32))
-    proof = draw.choice((b"\0", b"\1")) + draw.randbytes(ANSWER_BYTES - 1 + 48)
+    proof = draw.randbytes(ANSWER_BYTES + 48)
     return is_let_in(said(address, first + proof))
 
 
-def reflected_proofs(address: Address, draw: random.Random) -> bool:
-    """The door's own proof is given back to it."""
+def reflected_words(address: Address, draw: random.Random) -> bool:
+    """The door's own bytes are given back to it, and its refusals are taken for what they are."""
     first = hello(nonce=draw.randbytes(32))
     with socket.create_connection(address, WAIT) as stream:
         stream.sendall(first)
         challenge = read(stream, CHALLENGE_BYTES)
-        stream.sendall(b"\0" + challenge[-32:])
-        verdict = read(stream, 1)
-    return verdict == bytes([FINE])
+        stream.sendall(challenge[-ANSWER_BYTES:])
+        verdict = read(stream, VERDICT_BYTES)
+    return verdict[:1] == bytes([FINE])
+
+
+def words_to_guess_by(address: Address, draw: random.Random) -> bool:
+    """Whether a door gives who has proved nothing anything that depends on the secret, which could then be guessed."""
+    first, nonces = hello(nonce=draw.randbytes(32)), set()
+    for _ in range(2):
+        spoken = said(address, first + draw.randbytes(ANSWER_BYTES))
+        challenge, verdict = spoken[:CHALLENGE_BYTES], spoken[CHALLENGE_BYTES:]
+        nonces.add(challenge[16:])
+        if challenge[:8] != MAGIC or verdict != bytes([WRONG_PROOF]) + bytes(VERDICT_BYTES - 1):
+            return True
+    return len(nonces) < 2
 
 
 def cut_short(address: Address, draw: random.Random) -> bool:
@@ -119,7 +133,8 @@ KINDS: dict[str, Callable[[Address, random.Random], bool]] = {
     "other protocols": other_protocols,
     "the magic, then garbage": magic_and_garbage,
     "false proofs": false_proofs,
-    "the door's own proof": reflected_proofs,
+    "the door's own words": reflected_words,
+    "words to guess by": words_to_guess_by,
     "handshakes cut short": cut_short,
     "connections reset": reset,
 }

@@ -45,7 +45,7 @@ def test_the_mpirun_script_hands_on_the_secret_and_the_address(tmp_path: Path) -
 
 
 def test_the_elastic_script_goes_on_from_the_newest_checkpoint_with_other_ranks(tmp_path: Path) -> None:
-    common = {"NODES": "1", "SHARDWRIGHT_SECRET": "of the test", "GLOO_SOCKET_IFNAME": "lo"}
+    common = {"NODES": "1", "SHARDWRIGHT_SECRET": "the secret of the test", "GLOO_SOCKET_IFNAME": "lo"}
     for number, (steps, ranks) in enumerate((("4", "2"), ("8", "1"))):
         folder = tmp_path / str(number)
         folder.mkdir()

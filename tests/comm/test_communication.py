@@ -80,7 +80,7 @@ def connect(
     return _core.Node.connect(
         rank=rank,
         world=2,
-        place=listening if rank == 0 else _core.Rendezvous.at("127.0.0.1", listening.port, b"secret"),
+        place=listening if rank == 0 else _core.Rendezvous.at("127.0.0.1", listening.port, b"the secret of the test"),
         fingerprint="",
         version="1",
         connect_timeout=WAIT,
@@ -110,7 +110,7 @@ NOWHERE = {"ucx_library": "/nowhere/libucp.so.0"}
 def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
     keys: dict[str, str], buffer_bytes: int, host_names: tuple[str, str], route: str, reason: str | None
 ) -> None:
-    listening = _core.Rendezvous.listen("127.0.0.1", b"secret")
+    listening = _core.Rendezvous.listen("127.0.0.1", b"the secret of the test")
     with ThreadPoolExecutor(2) as pool:
         nodes = list(pool.map(lambda rank: connect(rank, listening, host_names, buffer_bytes, **keys), range(2)))
     try:
@@ -140,7 +140,7 @@ def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
 
 @pytest.mark.parametrize("host_names", [("a", "a"), ("a", "b")])
 def test_ucx_carries_objects_whose_waiting_threads_receive_them(host_names: tuple[str, str]) -> None:
-    listening = _core.Rendezvous.listen("127.0.0.1", b"secret")
+    listening = _core.Rendezvous.listen("127.0.0.1", b"the secret of the test")
     with ThreadPoolExecutor(2) as pool:
         nodes = list(pool.map(lambda rank: connect(rank, listening, host_names, 64 << 20, transport="ucx"), range(2)))
         try:
@@ -171,6 +171,6 @@ def test_ucx_carries_objects_whose_waiting_threads_receive_them(host_names: tupl
 
 
 def test_a_ucx_that_is_not_there_is_told_with_the_place() -> None:
-    listening = _core.Rendezvous.listen("127.0.0.1", b"secret")
+    listening = _core.Rendezvous.listen("127.0.0.1", b"the secret of the test")
     with pytest.raises(JobStartError, match=r"cannot use UCX.*/nowhere/libucp"):
         connect(0, listening, ("a", "a"), 0, transport="ucx", **NOWHERE)

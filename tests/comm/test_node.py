@@ -22,6 +22,7 @@ from tests.jobs.forked import Forked
 from tests.jobs.patience import HANG_SECONDS
 
 WAIT = HANG_SECONDS
+SECRET = b"the secret of the test"
 OVER_TCP = comm_options(load_config({"transport": "tcp"}, {}, {}), {}, 1, one_host=True)
 
 
@@ -29,7 +30,7 @@ def connect(rank: int, world: int, listening: _core.Place, **changed: Any) -> An
     options: dict[str, Any] = {
         "rank": rank,
         "world": world,
-        "place": listening if rank == 0 else _core.Rendezvous.at("127.0.0.1", listening.port, b"secret"),
+        "place": listening if rank == 0 else _core.Rendezvous.at("127.0.0.1", listening.port, SECRET),
         "fingerprint": "seed=1",
         "version": "1",
         "connect_timeout": WAIT,
@@ -42,7 +43,7 @@ def connect(rank: int, world: int, listening: _core.Place, **changed: Any) -> An
 
 
 def job(world: int) -> list[Any]:
-    listening = _core.Rendezvous.listen("127.0.0.1", b"secret")
+    listening = _core.Rendezvous.listen("127.0.0.1", SECRET)
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(lambda rank: connect(rank, world, listening), range(world)))
 
@@ -110,7 +111,7 @@ def test_waiting_lets_other_threads_run_and_ends_with_the_peer(nodes: Any) -> No
 
 
 def test_ranks_that_differ_say_in_what() -> None:
-    listening = _core.Rendezvous.listen("127.0.0.1", b"secret")
+    listening = _core.Rendezvous.listen("127.0.0.1", SECRET)
     with ThreadPoolExecutor(2) as pool:
         prints = [f"seed=1\nmicrobatches={4 + rank}" for rank in range(2)]
         starts = [pool.submit(connect, rank, 2, listening, fingerprint=prints[rank]) for rank in range(2)]
@@ -163,7 +164,7 @@ from shardwright.communication import comm_options
 from shardwright.config import load_config
 
 def start():
-    listening = _core.Rendezvous.listen("127.0.0.1", b"secret")
+    listening = _core.Rendezvous.listen("127.0.0.1", b"the secret of the test")
     options = comm_options(load_config({{}}, {{}}, {{}}), {{}}, 1, one_host=True)
     _core.Node.connect(rank=0, world=2, place=listening, fingerprint="", version="", connect_timeout=1e5,
                        liveness_timeout=60.0, bind_address=None, host_name="h", options=options)
@@ -189,7 +190,7 @@ except KeyboardInterrupt:
 def test_an_unknown_peer_is_counted_and_the_first_one_logged(caplog: pytest.LogCaptureFixture) -> None:
     logs.forward()
     caplog.clear()
-    listening = _core.Rendezvous.listen("127.0.0.1", b"secret")
+    listening = _core.Rendezvous.listen("127.0.0.1", SECRET)
     with ThreadPoolExecutor(2) as pool:
         starts = [pool.submit(connect, rank, 2, listening) for rank in range(2)]
         nodes = [start.result(WAIT) for start in starts]

@@ -84,10 +84,10 @@ class Rehearsed:
 
 def connect(rank: int, port: int, options: dict[str, Any], tell: Callable[[int], Any]) -> Any:
     if rank == 0:
-        place = _core.Rendezvous.listen("127.0.0.1", b"secret")
+        place = _core.Rendezvous.listen("127.0.0.1", b"the secret of the test")
         tell(place.port)
     else:
-        place = _core.Rendezvous.at("127.0.0.1", port, b"secret")
+        place = _core.Rendezvous.at("127.0.0.1", port, b"the secret of the test")
     cfg = load_config({"transport": "shared_memory", "comm_spin_microseconds": 50}, {}, {})
     environ = {"SMP_D2D_GPU_BUFFER_SIZE_BYTES": str(32 << 20)}
     return _core.Node.connect(

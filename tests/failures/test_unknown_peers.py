@@ -61,7 +61,7 @@ def call_with_wrong_secret(port: int) -> None:
         _core.Node.connect(
             rank=1,
             world=2,
-            place=_core.Rendezvous.at("127.0.0.1", port, b"not the job's"),
+            place=_core.Rendezvous.at("127.0.0.1", port, b"not the secret of the job"),
             fingerprint="",
             version="",
             connect_timeout=HANG_SECONDS,

@@ -12,10 +12,13 @@ from rich.table import Table
 
 from tests.faults.cases import LAYOUTS, all_cases
 from tests.faults.runner import Outcome, run
+from tests.soak.killed_starters import left_of
 
 #: How long the slowest rank may take to raise where nobody has to be waited for.
 SLOWEST_SECONDS = 3.0
 MIN_CASES = 250
+#: How often a notebook and a launcher are killed.
+KILLED = 3
 
 
 def main() -> int:
@@ -56,15 +59,18 @@ def main() -> int:
     slowest = max(
         (one.seconds for one in outcomes if one.seconds is not None and not one.case.waits_by_contract), default=0
     )
+    outlived = {} if given.patterns else left_of(KILLED)
+    for name, left in outlived.items():
+        print(f"{KILLED} times, a {name} is killed while its ranks train: {left} processes outlive it")
     summary = {
-        "cases": len(outcomes),
-        "hung": sum(one.hung for one in outcomes),
+        "cases": len(outcomes) + KILLED * len(outlived),
+        "hung": sum(one.hung for one in outcomes) + sum(outlived.values()),
         "inexact_after": sum(one.inexact for one in outcomes),
         "unnamed": sum(one.unnamed for one in outcomes),
         "slowest_s": round(slowest, 2),
     }
     print(json.dumps(summary), flush=True)
-    bars = any(one.is_bad for one in outcomes) or slowest >= SLOWEST_SECONDS
+    bars = any(one.is_bad for one in outcomes) or any(outlived.values()) or slowest >= SLOWEST_SECONDS
     return 1 if bars or (not given.patterns and len(outcomes) < MIN_CASES) else 0
 
 

@@ -128,14 +128,11 @@ def test_misuse_is_told_and_help_explains(tmp_path: Path, capsys: pytest.Capture
     assert main(["run", "--ranks", "2", str(tmp_path / "none.py")]) == 2
     assert capsys.readouterr().err == f"shardwright run: there is no file '{tmp_path / 'none.py'}'\n"
     for arguments in (["run"], ["run", "--ranks", "0", "script.py"], ["run", "--rank-count", "2", "script.py"]):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert ended.value.code == 2
-        assert "usage: shardwright run" in capsys.readouterr().err
+        assert main(arguments) == 2
+        (told,) = capsys.readouterr().err.splitlines()
+        assert told.startswith("shardwright run: ")
     for arguments in (["run", "--help"], ["help", "run"]):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert ended.value.code == 0
+        assert main(arguments) == 0
         told = capsys.readouterr().out
         assert "--ranks N" in told
         assert "--rdzv-endpoint" in told

@@ -16,6 +16,18 @@ use crate::plan::PlanError;
 /// Why a checkpoint is not written, or not read.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
+    /// Files that would hold next to nothing.
+    #[error(
+        "{files} files are too many for a checkpoint of {bytes} bytes; allowed are up to {most}: any number of ranks loads them"
+    )]
+    TooManyFiles {
+        /// How many were asked for.
+        files: u16,
+        /// The bytes of all tensors.
+        bytes: u64,
+        /// How many are allowed.
+        most: u64,
+    },
     /// The tag, or a part's name, cannot be used.
     #[error("{name:?} cannot be the name of a {what}: {source}")]
     Name {

@@ -7,6 +7,8 @@
 pub mod checkpoint;
 pub mod doctor;
 pub mod facts;
+mod input;
+mod misuse;
 pub mod report;
 pub mod simulate;
 pub mod trace;
@@ -106,7 +108,7 @@ pub fn run<A: Into<OsString> + Clone>(
         }
         Ok(Command {
             verb: Verb::Simulate(arguments),
-        }) => simulate::simulate(&arguments, |path| std::fs::read_to_string(path)),
+        }) => simulate::simulate(&arguments, input::read_text),
         Ok(Command {
             verb: Verb::Trace(verb),
         }) => trace::run(&verb),
@@ -117,7 +119,7 @@ pub fn run<A: Into<OsString> + Clone>(
         Err(error) if error.use_stderr() => Finished {
             status: 2,
             output: String::new(),
-            complaint: error.to_string(),
+            complaint: misuse::told(&error),
         },
         Err(told) => Finished {
             output: told.to_string(),

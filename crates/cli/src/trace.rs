@@ -6,6 +6,8 @@ use clap::{Args, Subcommand};
 use shardwright_timeline::{Comparison, Summary, Timeline};
 
 use crate::Finished;
+use crate::input::read_text;
+use crate::misuse::line;
 
 /// What a folder of `smp.trace` calls its trace.
 const TRACE: &str = "trace.json";
@@ -100,7 +102,7 @@ pub fn run(verb: &TraceVerb) -> Finished {
         Err(complaint) => Finished {
             status: 2,
             output: String::new(),
-            complaint: format!("shardwright trace: {complaint}\n"),
+            complaint: line(&format!("shardwright trace: {complaint}")),
         },
     }
 }
@@ -111,8 +113,8 @@ fn read(path: &Path) -> Result<Timeline, String> {
     } else {
         path.to_owned()
     };
-    let text = std::fs::read_to_string(&file)
-        .map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
+    let text =
+        read_text(&file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
     Timeline::from_trace(&text).map_err(|error| format!("{}: {error}", file.display()))
 }
 

@@ -50,7 +50,7 @@ pub use objects::ObjectPlane;
 pub use rendezvous::Rendezvous;
 pub use router::Router;
 pub use routing::{Reason, Route, TransportChoice};
-pub use secret::Secret;
+pub use secret::{FEWEST_SECRET_BYTES, Secret, WeakSecret};
 pub use shardwright_system::sync;
 pub use shardwright_wire::Heartbeat;
 pub use start_error::StartError;

@@ -72,7 +72,7 @@ impl Rendezvous {
             })?;
         }
         // No secret where one was given: a rank that was given none then fails the proof at once.
-        let secret = given.unwrap_or_else(|| Secret::new(made.clone()));
+        let secret = given.unwrap_or_else(|| Secret::told(made.clone()));
         let mut place = Self::listen(host, secret)?;
         let content = [&place.port.to_le_bytes()[..], &note.to_le_bytes(), &made].concat();
         place.local = Some(LocalRendezvous::open(name, &content, go_on)?);
@@ -95,7 +95,7 @@ impl Rendezvous {
             });
         };
         let [p0, p1, n0, n1] = *head;
-        let secret = given.unwrap_or_else(|| Secret::new(secret.to_vec()));
+        let secret = given.unwrap_or_else(|| Secret::told(secret.to_vec()));
         Ok(Self {
             note: u16::from_le_bytes([n0, n1]),
             ..Self::at(host, u16::from_le_bytes([p0, p1]), secret)
@@ -131,7 +131,7 @@ mod tests {
         let host = || "127.0.0.1".to_owned();
         let limit = Duration::from_secs(30);
         let proof = |place: &Rendezvous| place.secret.prove(b"label", &[]);
-        let given = || Some(Secret::new(b"given".to_vec()));
+        let given = || Secret::new(b"a secret that is given".to_vec()).ok();
         for (what, first, second, agree) in [
             ("no secret", None, None, true),
             ("a secret", given(), given(), true),

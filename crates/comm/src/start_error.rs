@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use shardwright_core::Rank;
 
+use crate::secret::WeakSecret;
+
 /// What of a rank has to equal rank 0's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
@@ -91,6 +93,9 @@ pub enum StartError {
         /// The other.
         other: Rank,
     },
+    /// This rank was given too weak a secret.
+    #[error("the job's secret {0}")]
+    WeakSecret(#[from] WeakSecret),
     /// Ranks did not come.
     #[error("{} did not join the job within {} s{doubts}", list_ranks(ranks), waited.as_secs_f64())]
     Missing {

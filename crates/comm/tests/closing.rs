@@ -9,7 +9,10 @@ use shardwright_core::Rank;
 use shardwright_wire::Limits;
 
 fn job(world: u32) -> Vec<Node> {
-    let (host, secret) = ("127.0.0.1".to_owned(), Secret::new(b"secret".to_vec()));
+    let (host, secret) = (
+        "127.0.0.1".to_owned(),
+        Secret::new(b"the secret of the test".to_vec()).unwrap(),
+    );
     let listening = Rendezvous::listen(host.clone(), secret.clone()).unwrap();
     let port = listening.port();
     let mut listening = Some(listening);

@@ -22,8 +22,8 @@ const PIECE: usize = 1 << 20;
 
 /// What a handshake may hold, and write before it accepts: a challenge and a verdict.
 const HANDSHAKE_MEMORY: usize = 4 << 10;
-const CHALLENGE_AND_VERDICT: usize = 80 + 1;
-const HELLO_AND_ANSWER: usize = 52 + 33;
+const CHALLENGE_AND_VERDICT: usize = 48 + 33;
+const HELLO_AND_ANSWER: usize = 52 + 32;
 /// What comes with the answer of a caller that says it encrypts.
 const OFFER: usize = 48;
 

@@ -1,5 +1,7 @@
 //! The `shardwright` command: arguments in, text and exit status out.
 
+use std::ffi::OsString;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use shardwright_cli::{Finished, PythonFacts, UcxReport};
@@ -11,7 +13,7 @@ use shardwright_cli::{Finished, PythonFacts, UcxReport};
 #[pyfunction]
 pub(crate) fn command(
     py: Python<'_>,
-    arguments: Vec<String>,
+    arguments: Vec<OsString>,
     facts: &str,
     ucx_packages: Vec<String>,
 ) -> PyResult<(u8, String, String)> {

@@ -80,7 +80,7 @@ mod _core {
     #[pymodule_export]
     use crate::config::Config;
     #[pymodule_export]
-    use crate::launch::LaunchInfo;
+    use crate::launch::{LaunchInfo, end_with};
     #[pymodule_export]
     use crate::log::take_log;
     #[pymodule_export]
@@ -101,7 +101,7 @@ mod _core {
     #[pymodule_export]
     use crate::partition::{partition, shard_parameters};
     #[pymodule_export]
-    use crate::rendezvous::Rendezvous;
+    use crate::rendezvous::{Rendezvous, weakness_of_secret};
     #[pymodule_export]
     use crate::timeline::Timeline;
     #[pymodule_export]

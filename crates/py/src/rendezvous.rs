@@ -20,23 +20,23 @@ pub(crate) struct Rendezvous {
 
 #[pymethods]
 impl Rendezvous {
-    /// Rank 0's: it listens on an interface, at a port to be told to the others.
+    /// Rank 0's: it listens on an interface, at a port to be told to the others. Without a secret it trusts everybody.
+    ///
+    /// Raises `JobStartError` where the secret is too weak to be one, or nothing can listen there.
     #[staticmethod]
-    fn listen(host: String, secret: &Bound<'_, PyBytes>) -> PyResult<Self> {
+    fn listen(host: String, secret: Option<&Bound<'_, PyBytes>>) -> PyResult<Self> {
         Self::of(shardwright_comm::Rendezvous::listen(
             host,
-            secret_of(secret),
+            secret_or_none(secret)?,
         ))
     }
 
     /// Another rank's, which was told where rank 0 listens.
     #[staticmethod]
-    fn at(host: String, port: u16, secret: &Bound<'_, PyBytes>) -> Self {
-        Self::new(shardwright_comm::Rendezvous::at(
-            host,
-            port,
-            secret_of(secret),
-        ))
+    fn at(host: String, port: u16, secret: Option<&Bound<'_, PyBytes>>) -> PyResult<Self> {
+        let secret = secret_or_none(secret)?;
+        let place = shardwright_comm::Rendezvous::at(host, port, secret);
+        Ok(Self::new(place))
     }
 
     /// Rank 0's among ranks of one host, which know the job by `name`. Without a secret it makes one up for all; `note`
@@ -52,7 +52,7 @@ impl Rendezvous {
         secret: Option<&Bound<'_, PyBytes>>,
         note: u16,
     ) -> PyResult<Self> {
-        let given = secret.map(secret_of);
+        let given = secret.map(secret_of).transpose()?;
         Self::of(interruptible(py, |go_on| {
             shardwright_comm::Rendezvous::open(name, host, given, note, go_on)
         })?)
@@ -70,7 +70,7 @@ impl Rendezvous {
         timeout: f64,
     ) -> PyResult<Self> {
         let limit = duration("timeout", timeout)?;
-        let given = secret.map(secret_of);
+        let given = secret.map(secret_of).transpose()?;
         Self::of(interruptible(py, |go_on| {
             shardwright_comm::Rendezvous::find(name, host, given, limit, go_on)
         })?)
@@ -110,6 +110,17 @@ impl Rendezvous {
     }
 }
 
-fn secret_of(bytes: &Bound<'_, PyBytes>) -> Secret {
-    Secret::new(bytes.as_bytes().to_vec())
+fn secret_or_none(bytes: Option<&Bound<'_, PyBytes>>) -> PyResult<Secret> {
+    bytes.map_or_else(|| Ok(Secret::none()), secret_of)
+}
+
+fn secret_of(bytes: &Bound<'_, PyBytes>) -> PyResult<Secret> {
+    Secret::new(bytes.as_bytes().to_vec()).map_err(|weak| start_error(&weak.into()))
+}
+
+/// Why bytes are no secret of a job, as the rest of a sentence; `None` where they are one.
+#[pyfunction]
+pub(crate) fn weakness_of_secret(secret: &Bound<'_, PyBytes>) -> Option<String> {
+    let weak = Secret::new(secret.as_bytes().to_vec()).err();
+    weak.map(|weak| weak.to_string())
 }

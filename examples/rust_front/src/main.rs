@@ -282,7 +282,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (host, secret) = (
         "127.0.0.1".to_owned(),
-        Secret::new(secret.as_bytes().to_vec()),
+        Secret::new(secret.as_bytes().to_vec())?,
     );
     let port = port.parse()?;
     if port != 0 {

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from shardwright.launch import LAUNCHER
 
 MISUSE = 2
+#: More than a host can run, and few enough that nobody waits for an error until memory has ended.
+_MOST_RANKS = 1024
+_MOST_HOSTS = 65_536
+_MOST_PORT = 65_535
+_MOST_SECONDS = 86_400
+_MOST_SHOWN = 80
 #: Options of torchrun that the help explains; it takes the others too.
 _EXPLAINED = {
     "help": "show this help and exit",
@@ -44,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     made = get_args_parser()
     made.prog, made.description, made.epilog = "shardwright run", "Run a script as the ranks of a job.", _EPILOG
     made.formatter_class = argparse.RawDescriptionHelpFormatter
+    made.error = _misused  # type: ignore[method-assign]
     for action in made._actions:
+        action.type = _CHECKED.get(action.dest, action.type)
         action.help = _EXPLAINED.get(action.dest, argparse.SUPPRESS)
         if action.dest.startswith("training_script"):
             action.metavar = "SCRIPT" if action.dest == "training_script" else "ARGUMENTS"
@@ -60,13 +72,87 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _number_of_ranks(text: str) -> str:
-    if text in ("auto", "cpu", "gpu") or (text.isdecimal() and int(text) > 0):
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_RANKS))
+    if text in ("auto", "cpu", "gpu") or (is_number and 0 < int(text) <= _MOST_RANKS):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: 1 or more, gpu, cpu or auto")
+    raise argparse.ArgumentTypeError(f"{_shown(text)} is not allowed; allowed: 1 to {_MOST_RANKS}, gpu, cpu or auto")
+
+
+def _hosts(text: str) -> str:
+    if re.fullmatch(r"[0-9]{1,6}(:[0-9]{1,6})?", text):
+        fewest, _, most = text.partition(":")
+        if 0 < int(fewest) <= int(most or fewest) <= _MOST_HOSTS:
+            return text
+    raise argparse.ArgumentTypeError(
+        f"{_shown(text)} is not allowed; allowed: a number of hosts, or MIN:MAX, up to {_MOST_HOSTS}"
+    )
+
+
+def _whole(fewest: int, most: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if re.fullmatch(r"[0-9]{1,10}", text) and fewest <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not allowed; allowed: {fewest} to {most}")
+
+    return whole
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= _MOST_SECONDS:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{_shown(text)} is not allowed; allowed: seconds, up to {_MOST_SECONDS}")
+
+
+def _endpoint(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not text or (not colon and port) or (host and re.fullmatch(r"[0-9]{1,5}", port) and int(port) <= _MOST_PORT):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{_shown(text)} is not allowed; allowed: HOST:PORT, with a port up to {_MOST_PORT}"
+    )
+
+
+def _settings(text: str) -> str:
+    if not text or all(re.fullmatch(r"\s*[^=\s]+\s*=\s*[^=\s]+\s*", pair) for pair in text.split(",")):
+        return text
+    raise argparse.ArgumentTypeError(f"{_shown(text)} is not allowed; allowed: KEY=VALUE pairs with commas between")
+
+
+def _shown(text: str) -> str:
+    """Quote what was given, and not all of it if it is long."""
+    return repr(text) if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]!r}..."
+
+
+#: Options of torchrun that it would fail over with a traceback, or with which it would never be done.
+_CHECKED: dict[str, Callable[[str], Any]] = {
+    "nproc_per_node": _number_of_ranks,
+    "nnodes": _hosts,
+    "node_rank": _whole(0, _MOST_HOSTS),
+    "max_restarts": _whole(0, 1_000_000),
+    "monitor_interval": _seconds,
+    "master_port": _whole(0, _MOST_PORT),
+    "rdzv_endpoint": _endpoint,
+    "rdzv_conf": _settings,
+}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the ranks to their end, and return the exit status of the first that failed, or 0."""
+    """Run the ranks to their end, and return the exit status of the first that failed, or 0; 2 on misuse."""
+    before = os.environ.get(LAUNCHER)
+    os.environ[LAUNCHER] = str(os.getpid())  # with which the ranks end
+    try:
+        return _run(arguments)
+    except SystemExit as ended:  # of the parser
+        return ended.code if isinstance(ended.code, int) else MISUSE
+    finally:
+        if before is None:
+            os.environ.pop(LAUNCHER, None)
+        else:
+            os.environ[LAUNCHER] = before
+
+
+def _run(arguments: Sequence[str]) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -76,8 +162,8 @@ def main(arguments: Sequence[str]) -> int:
     made = parser()
     given = made.parse_args(arguments)  # exits with 2 on misuse
     is_file = not given.module and not given.no_python
-    if is_file and not Path(given.training_script).is_file():
-        return _refuse(f"there is no file {given.training_script!r}")
+    if is_file and not _is_file(given.training_script):
+        return _refuse(f"there is no file {_shown(given.training_script)}")
     _choose_meeting(made, given)
     if given.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would, with a banner
@@ -92,7 +178,32 @@ def main(arguments: Sequence[str]) -> int:
         return _not_met(error, given)
     except KeyboardInterrupt:  # before the ranks were there
         return _ended(None, -2)
+    except (
+        ArithmeticError,
+        AssertionError,
+        ImportError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        said = " ".join(str(error).split()) or "no more"
+        return _refuse(f"torchrun failed with {type(error).__name__}: {_shown(said)}")
     return 0
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
+def _misused(message: str) -> NoReturn:
+    """Say in one line what is wrong with the arguments, which argparse precedes by all that are allowed."""
+    sys.stderr.write(f"shardwright run: {' '.join(message.split())}; --help says more\n")
+    sys.exit(MISUSE)
 
 
 def _refuse(why: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -97,13 +98,16 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 def _start(rank: int, environment: dict[str, str], function: Callable[[], Any]) -> Watched:
     pipes = [os.pipe() for _ in Pipes._fields]
+    notebook = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a kernel has threads, which the rank does without
         pid = os.fork()
     if pid == 0:
         for reading, _ in pipes:
             os.close(reading)
-        run_rank(environment, Pipes(*(writing for _, writing in pipes)), function)
+        run_rank(notebook, environment, Pipes(*(writing for _, writing in pipes)), function)
+    with contextlib.suppress(OSError):  # the rank does it too: whoever comes first
+        os.setpgid(pid, pid)
     for _, writing in pipes:
         os.close(writing)
     return Watched(rank, pid, Pipes(*(reading for reading, _ in pipes)))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from shardwright import _core
 from shardwright.errors import RemoteError, ShardwrightError, UnsupportedValueError
 from shardwright.failure_text import FailureText
 from shardwright.job.runtime import find_runtime
@@ -42,10 +43,15 @@ class Failure(NamedTuple):
     follows: bool
 
 
-def run_rank(environment: Mapping[str, str], pipes: Pipes, function: Callable[[], Any]) -> NoReturn:
-    """Run the function, write its pickled result or :class:`Failure` to the pipe, and end this process."""
+def run_rank(notebook: int, environment: Mapping[str, str], pipes: Pipes, function: Callable[[], Any]) -> NoReturn:
+    """Run the function, write its pickled result or :class:`Failure` to the pipe, and end this process.
+
+    It ends with the notebook's process too, however that one ends, and takes along what it has started.
+    """
     status = 1
     try:
+        os.setpgid(0, 0)
+        _core.end_with(notebook)
         _take_streams(pipes)
         outcome = _outcome(environment, function)
         with open(pipes.outcome, "wb") as file:
@@ -58,7 +64,11 @@ def run_rank(environment: Mapping[str, str], pipes: Pipes, function: Callable[[]
 
 
 def _take_streams(pipes: Pipes) -> None:
-    """Let the standard streams be pipes to the notebook."""
+    """Let the standard streams be pipes to the notebook; a terminal is the notebook's to read."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    if nothing:  # else it is the standard input already
+        os.dup2(nothing, 0)
+        os.close(nothing)
     for pipe, standard in ((pipes.out, 1), (pipes.err, 2)):
         os.dup2(pipe, standard)
         os.close(pipe)

@@ -131,8 +131,11 @@ class Watched:
             os.kill(self.pid, number)
 
     def end(self) -> None:
-        """End the process, and give back what it takes here."""
-        self.signal(signal.SIGKILL)
+        """End the process with what it has started, and give back what it takes here."""
+        if not self.poll():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
         while not self.poll():
             time.sleep(_POLL_SECONDS)
         for pipe in self.open_pipes:

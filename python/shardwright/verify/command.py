@@ -14,6 +14,7 @@ from typing import IO
 
 from torch._C._distributed_c10d import TCPStore
 
+from shardwright.launch import LAUNCHER
 from shardwright.rendezvous import loopback_store
 
 EXACT, DIFFERENT, MISUSE = 0, 1, 2
@@ -118,6 +119,7 @@ def _start(world: int, options: Path, folder: Path, store: TCPStore) -> list[sub
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            LAUNCHER: str(os.getpid()),
         }
         command = [sys.executable, "-m", "shardwright.verify.rank", str(options)]
         with (folder / f"{rank}.log").open("wb") as log:
@@ -126,7 +128,7 @@ def _start(world: int, options: Path, folder: Path, store: TCPStore) -> list[sub
 
 
 def _start_rank(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, process_group=0)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 import shardwright as smp
 from shardwright.job.runtime import current_runtime
+from shardwright.launch import end_with_launcher
 
 
 def load(path: str, name: str) -> Callable[[], Any]:
@@ -34,6 +36,7 @@ def load(path: str, name: str) -> Callable[[], Any]:
 
 def main(options_path: str) -> None:
     """Build the model, verify the step, and write the outcome on rank 0."""
+    end_with_launcher(os.environ)
     options = json.loads(Path(options_path).read_text())
     path, _, name = options["target"].rpartition(":")
     build = load(path, name)

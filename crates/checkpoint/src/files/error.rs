@@ -45,7 +45,11 @@ impl StoreError {
     }
 }
 
-/// An error with all its causes, of which the client tells only the first ones: not that a connection was refused.
+/// The most characters of what is told of a store's answer.
+const MOST_CHARACTERS: usize = 1000;
+
+/// An error with all its causes, of which the client tells only the first ones: not that a connection was refused. On one
+/// line and not too long, whatever the store has answered.
 fn told(error: &object_store::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -56,5 +60,10 @@ fn told(error: &object_store::Error) -> String {
         }
         cause = error.source();
     }
-    text
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    let mut line: String = text.chars().map(shown).take(MOST_CHARACTERS).collect();
+    if text.chars().nth(MOST_CHARACTERS).is_some() {
+        line.push_str("...");
+    }
+    line
 }

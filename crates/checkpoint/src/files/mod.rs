@@ -3,6 +3,7 @@
 //! A path of a store is its address. The two differ in how a checkpoint becomes whole, and what is asked of both is little:
 //! what is in a folder, a small file, bytes of a large one.
 
+mod client;
 mod error;
 mod layout;
 mod runtime;

@@ -18,6 +18,7 @@ use object_store::{
 };
 
 use super::Listed;
+use super::client::Connector;
 use super::error::StoreError;
 use super::layout::Address;
 use super::runtime::{Runtime, Waiting};
@@ -106,7 +107,10 @@ impl Store {
                 let mut stream = bucket.get_opts(&key, options).await?.into_stream();
                 let mut bytes = Vec::with_capacity(length);
                 while let Some(some) = stream.try_next().await? {
-                    bytes.extend_from_slice(&some);
+                    bytes.extend_from_slice(&some[..some.len().min(length - bytes.len())]);
+                    if bytes.len() == length {
+                        break;
+                    }
                 }
                 Ok(bytes)
             })
@@ -260,6 +264,7 @@ fn connect(bucket: &str) -> object_store::Result<AmazonS3> {
     };
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(bucket)
+        .with_http_connector(Connector)
         .with_retry(retries);
     if env::var_os("AWS_TIMEOUT").is_none() {
         builder = builder.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), TIMEOUT);

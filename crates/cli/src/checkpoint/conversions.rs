@@ -15,6 +15,10 @@ use super::json;
 use super::progress::Progress;
 use crate::Finished;
 
+/// So many files may be written of any checkpoint, and more of one that has something for each.
+const ALWAYS_ALLOWED: u64 = 1024;
+const FEWEST_BYTES: u64 = 4 << 10;
+
 /// What `export` writes.
 #[derive(Clone, Debug, Args)]
 pub struct ExportArguments {
@@ -164,6 +168,8 @@ pub(super) fn export(arguments: &ExportArguments) -> Result<Finished, Checkpoint
 pub(super) fn reshard(arguments: &ReshardArguments) -> Result<Finished, CheckpointError> {
     let checkpoint = arguments.from.open()?;
     let into = Directory::new(&arguments.out);
+    let bytes = checkpoint.manifest().tensors.iter().map(Tensor::num_bytes);
+    check_files(arguments.ranks, bytes.fold(0, u64::saturating_add))?;
     let all = checkpoint.manifest().tensors.iter();
     let progress = Progress::new("resharding", all.map(Tensor::num_bytes).sum());
     let force = arguments.how.force;
@@ -181,6 +187,7 @@ pub(super) fn import(arguments: &ImportArguments) -> Result<Finished, Checkpoint
     let as_many = u16::try_from(model.num_files()).unwrap_or(u16::MAX);
     let as_many = NonZeroU16::new(as_many).unwrap_or(NonZeroU16::MIN);
     let parts = arguments.ranks.unwrap_or(as_many);
+    check_files(parts, model.num_bytes())?;
     let progress = Progress::new("importing", model.num_bytes());
     let force = arguments.how.force;
     let done = model.import(&into, &arguments.tag, parts, force, &mut |bytes| {
@@ -189,6 +196,19 @@ pub(super) fn import(arguments: &ImportArguments) -> Result<Finished, Checkpoint
     drop(progress);
     let manifest = done?;
     Ok(Written::new(into.folder(&manifest.tag), &manifest).finished(arguments.how))
+}
+
+/// Refuses files that would hold next to nothing, each of which takes its time.
+fn check_files(files: NonZeroU16, bytes: u64) -> Result<(), CheckpointError> {
+    let most = (bytes / FEWEST_BYTES).max(ALWAYS_ALLOWED);
+    if u64::from(files.get()) > most {
+        return Err(CheckpointError::TooManyFiles {
+            files: files.get(),
+            bytes,
+            most,
+        });
+    }
+    Ok(())
 }
 
 /// A size such as 5GB, 500MiB or 12345, as `transformers` has them.

@@ -15,6 +15,7 @@ use serde::Serialize;
 use shardwright_checkpoint::{Checkpoint, CheckpointError, Directory};
 
 use crate::Finished;
+use crate::misuse::line;
 use conversions::{ExportArguments, ImportArguments, ReshardArguments};
 use progress::Progress;
 
@@ -111,7 +112,7 @@ pub fn run(verb: &CheckpointVerb) -> Finished {
     done.unwrap_or_else(|error| Finished {
         status: if damaged { 1 } else { 2 },
         output: String::new(),
-        complaint: format!("shardwright checkpoint: {error}\n"),
+        complaint: line(&format!("shardwright checkpoint: {error}")),
     })
 }
 

@@ -23,6 +23,7 @@ use shardwright_simulate::{
 };
 
 use crate::Finished;
+use crate::misuse::line;
 
 /// What `simulate` runs, and how long its parts take.
 #[derive(Clone, Debug, Args)]
@@ -105,8 +106,28 @@ enum Misuse {
         weight: Duration,
         backward: Duration,
     },
+    #[error(
+        "{ranks} ranks or segments with {microbatches} microbatches are too many to be simulated here; allowed are {MOST_TASKS} \
+         forwards in all"
+    )]
+    TooLarge { ranks: u64, microbatches: u32 },
     #[error(transparent)]
     Simulation(SimulationError),
+}
+
+/// The most forwards of a step that is simulated: some seconds of work.
+const MOST_TASKS: u64 = 1 << 16;
+
+/// Refuses what would take minutes, or all memory.
+fn check_size(ranks: u64, microbatches: NonZeroU32) -> Result<(), Misuse> {
+    let microbatches = microbatches.get();
+    if ranks.saturating_mul(microbatches.into()) > MOST_TASKS {
+        return Err(Misuse::TooLarge {
+            ranks,
+            microbatches,
+        });
+    }
+    Ok(())
 }
 
 /// Runs the verb. `read` gets the text of a file.
@@ -135,7 +156,7 @@ pub fn simulate(
         },
         Err(misuse) => Finished {
             status: 2,
-            complaint: format!("error: {misuse}\n"),
+            complaint: line(&format!("error: {misuse}")),
             ..Finished::default()
         },
     }
@@ -166,6 +187,7 @@ fn run(
         let microbatches = arguments
             .microbatches
             .expect("a policy requires microbatches");
+        check_size(chain.segments.len() as u64, microbatches)?;
         return simulate_schedule(schedule, &chain, microbatches, &costs, &latency)
             .map_err(Misuse::Simulation);
     }
@@ -197,6 +219,9 @@ fn program(
             .expect("a schedule requires microbatches"),
         stages_per_rank: arguments.stages_per_rank,
     };
+    let stages =
+        u64::from(shape.num_ranks.get()).saturating_mul(shape.stages_per_rank.get().into());
+    check_size(stages, shape.num_microbatches)?;
     Ok(reference.program(shape)?)
 }
 

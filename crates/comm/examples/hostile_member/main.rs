@@ -149,7 +149,7 @@ fn main() -> Outcome<()> {
     let options = JobOptions {
         rank,
         world,
-        place: Rendezvous::at("127.0.0.1".to_owned(), port.parse()?, Secret::new(secret)),
+        place: Rendezvous::at("127.0.0.1".to_owned(), port.parse()?, Secret::new(secret)?),
         bind_address: None,
         host_name: host_name.trim().to_owned(),
         version: version.clone(),

@@ -47,7 +47,7 @@ fn a_rank_that_comes_late_is_told_so() {
 #[test]
 fn a_rank_with_a_wrong_secret_hears_so_at_once_and_the_others_when_their_time_is_over() {
     let mut all = all_options(3);
-    all[1].place.secret = Secret::new(b"another".to_vec());
+    all[1].place.secret = Secret::new(b"another secret than theirs".to_vec()).unwrap();
     for options in &mut all {
         options.connect_timeout = Duration::from_secs(2);
     }
@@ -75,10 +75,10 @@ fn unknown_peers_who_say_to_be_a_late_rank_do_not_end_the_start() {
     let port = all[0].place.port;
     let late = all.pop().unwrap();
     let leader = join(all.pop().unwrap(), Arc::new(Recorder::default()));
-    for version in [2, 7] {
+    for version in [3, 2] {
         let mut hello = b"SHARDWRT".to_vec();
         hello.extend([version, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]);
-        hello.resize(52 + 33, 7);
+        hello.resize(52 + 32, 7);
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.write_all(&hello).unwrap();
         assert!(!read_to_end(&stream).is_empty());
@@ -107,7 +107,7 @@ fn hundreds_of_idle_and_slow_unknown_peers_at_every_listener_keep_no_job_from_st
     let connecting = began.elapsed();
     for stream in held.iter_mut().step_by(2) {
         // Dropped already, where there were too many.
-        drop(stream.write_all(b"SHARDWRT\x02\0\0\0\x01\0\0\0"));
+        drop(stream.write_all(b"SHARDWRT\x03\0\0\0\x01\0\0\0"));
     }
     let threads: Vec<_> = all
         .into_iter()
@@ -131,7 +131,7 @@ fn hundreds_of_idle_and_slow_unknown_peers_at_every_listener_keep_no_job_from_st
 fn a_genuine_rank_takes_the_place_of_an_impostor() {
     let mut all = all_options(2);
     let mut impostor = options(1, 2, all[0].place.port);
-    impostor.place.secret = Secret::new(b"another".to_vec());
+    impostor.place.secret = Secret::new(b"another secret than theirs".to_vec()).unwrap();
     let genuine = all.pop().unwrap();
     let leader = join(all.pop().unwrap(), Arc::new(Recorder::default()));
     assert!(matches!(

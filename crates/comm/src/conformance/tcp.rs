@@ -235,10 +235,10 @@ fn unknown_peers_are_dropped_and_counted_and_the_job_goes_on() {
     let follower = follower.join().unwrap().unwrap();
     // ... and while it runs.
     assert!(unknown_peer(&vec![0; 1 << 16]).is_empty());
-    let mut hello = b"SHARDWRT\x02\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00".to_vec();
-    hello.resize(52 + 33, 7);
+    let mut hello = b"SHARDWRT\x03\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00".to_vec();
+    hello.resize(52 + 32, 7);
     let answer = unknown_peer(&hello);
-    assert_eq!(answer.len(), 80 + 1, "a challenge and a refusal");
+    assert_eq!(answer.len(), 48 + 33, "a challenge and a refusal");
     follower.send(Rank(0), numbered(1)).unwrap();
     assert_eq!(recorder.wait_messages(1), vec![(Rank(1), numbered(1))]);
     assert_eq!(leader.stats().unknown_peers_dropped, 4);

@@ -280,7 +280,7 @@ mod tests {
 
     /// Two ends of a sealed connection.
     fn sealed() -> (Connection, Connection) {
-        let secret = Secret::new(b"the secret of the tests".to_vec());
+        let secret = Secret::new(b"the secret of the tests".to_vec()).unwrap();
         let transcript: [&[u8]; 2] = [b"hello", b"challenge"];
         let mut caller = KeyExchange::of_caller(&secret, &transcript).unwrap();
         let offer = caller.offer().unwrap();
@@ -364,14 +364,14 @@ mod tests {
 
     #[test]
     fn another_secret_or_another_handshake_before_it_gives_no_keys() {
-        let secret = Secret::new(b"right".to_vec());
+        let secret = Secret::new(b"the right secret".to_vec()).unwrap();
         let offer = KeyExchange::of_caller(&secret, &[b"a"])
             .unwrap()
             .offer()
             .unwrap();
         assert!(KeyExchange::accept(&secret, &[b"a"], &offer).is_ok());
         assert!(KeyExchange::accept(&secret, &[b"b"], &offer).is_err());
-        let wrong = Secret::new(b"wrong".to_vec());
+        let wrong = Secret::new(b"the wrong secret".to_vec()).unwrap();
         assert!(KeyExchange::accept(&wrong, &[b"a"], &offer).is_err());
     }
 }

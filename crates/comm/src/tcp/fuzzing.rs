@@ -128,7 +128,7 @@ pub fn table(value: &Value, world: u32) -> Option<Value> {
 }
 
 fn secret() -> Secret {
-    Secret::new(b"the secret of the fuzz targets".to_vec())
+    Secret::new(b"the secret of the fuzz targets".to_vec()).expect("long enough")
 }
 
 fn identity(rank: Rank, secret: &Secret) -> Identity<'_> {

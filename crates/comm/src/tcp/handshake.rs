@@ -3,10 +3,14 @@
 //!
 //! ```text
 //! client -> server   hello      magic, version, purpose, whether to encrypt, rank, world, nonce
-//! server -> client   challenge  magic, version, verdict, rank, nonce, proof
-//! client -> server   answer     verdict, proof; to encrypt: a key exchange's first message
-//! server -> client   verdict; to encrypt: its second
+//! server -> client   challenge  magic, version, verdict, rank, nonce
+//! client -> server   answer     proof; to encrypt: a key exchange's first message
+//! server -> client   verdict    verdict, proof; to encrypt: the key exchange's second message
 //! ```
+//!
+//! The connecting side proves first: whoever reaches the port of a rank gets no bytes by which guesses of the secret
+//! could be tried without asking again. Each side's proof is made under a label of its own and over all that was said
+//! before it, so that no proof can be played back to its side or in another connection.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -21,10 +25,14 @@ use crate::secret::{PROOF_BYTES, Secret, nonce};
 
 const MAGIC: [u8; 8] = *b"SHARDWRT";
 /// The version of the handshake.
-pub(super) const HANDSHAKE_VERSION: u16 = 2;
+pub(super) const HANDSHAKE_VERSION: u16 = 3;
 const HELLO_BYTES: usize = 52;
-const CHALLENGE_BYTES: usize = 48 + PROOF_BYTES;
-const ANSWER_BYTES: usize = 1 + PROOF_BYTES;
+const CHALLENGE_BYTES: usize = 48;
+/// What a caller of another version is sent: as many bytes as version 2 waits for. Where version and verdict stand
+/// never changes, so that either side can name the other's version.
+const OTHER_VERSION_BYTES: usize = 80;
+const ANSWER_BYTES: usize = PROOF_BYTES;
+const VERDICT_BYTES: usize = 1 + PROOF_BYTES;
 /// The most bytes that an answering side wants at a time.
 pub(super) const MOST_WANTED: usize = ANSWER_BYTES + EXCHANGE_BYTES;
 const SERVER: &[u8] = b"shardwright server";
@@ -128,31 +136,26 @@ pub(super) fn call_over(
     if challenge[10] == WRONG_VERSION || theirs != HANDSHAKE_VERSION {
         return Err(HandshakeError::Version { rank, theirs });
     }
-    let (open, proof) = challenge.split_at(CHALLENGE_BYTES - PROOF_BYTES);
-    let mut answer = [0; ANSWER_BYTES];
-    if !me.secret.verify(SERVER, &[&hello, open], proof) {
-        // Saying so, without a proof, lets rank 0 name this rank to the others.
-        answer[0] = WRONG_PROOF;
-        stream.write_all(&answer)?;
-        return Err(HandshakeError::WrongSecret { rank });
-    }
-    answer[1..].copy_from_slice(&me.secret.prove(CLIENT, &[&hello, open]));
+    let mut answer = me.secret.prove(CLIENT, &[&hello, &challenge]).to_vec();
     let mut exchange = None;
     if me.encrypt {
         let mut begun =
             KeyExchange::of_caller(me.secret, &[&hello, &challenge]).map_err(io::Error::other)?;
-        let offer = begun.offer().map_err(io::Error::other)?;
-        stream.write_all(&[&answer[..], &offer].concat())?;
+        answer.extend_from_slice(&begun.offer().map_err(io::Error::other)?);
         exchange = Some(begun);
-    } else {
-        stream.write_all(&answer)?;
     }
+    stream.write_all(&answer)?;
 
-    let mut verdict = [0; 1];
+    let mut verdict = [0; VERDICT_BYTES];
     stream.read_exact(&mut verdict)?;
+    let (said, proof) = verdict.split_at(VERDICT_BYTES - PROOF_BYTES);
+    let transcript: [&[u8]; 4] = [&hello, &challenge, &answer, said];
+    // Who does not know the secret cannot say anything else than that.
+    if !me.secret.verify(SERVER, &transcript, proof) {
+        return Err(HandshakeError::WrongSecret { rank });
+    }
     match verdict[0] {
         FINE => {}
-        WRONG_PROOF => return Err(HandshakeError::WrongSecret { rank }),
         ALREADY_STARTED => return Err(HandshakeError::AlreadyStarted),
         ENCRYPTION_DIFFERS => {
             let theirs = !me.encrypt;
@@ -266,12 +269,11 @@ impl Answering {
         if theirs != HANDSHAKE_VERSION {
             challenge[10] = WRONG_VERSION;
             reply.extend_from_slice(&challenge);
+            reply.resize(OTHER_VERSION_BYTES, 0);
             let rank = caller.rank;
             return Some(Err(HandshakeError::Version { rank, theirs }));
         }
-        challenge[16..48].copy_from_slice(&self.nonce);
-        let (open, proof) = challenge.split_at_mut(CHALLENGE_BYTES - PROOF_BYTES);
-        proof.copy_from_slice(&me.secret.prove(SERVER, &[&bytes, open]));
+        challenge[16..].copy_from_slice(&self.nonce);
         reply.extend_from_slice(&challenge);
         self.hello = Some(Hello {
             bytes,
@@ -291,39 +293,42 @@ fn judge(
     started: bool,
     reply: &mut Vec<u8>,
 ) -> Result<Accepted, HandshakeError> {
-    let open = &hello.challenge[..CHALLENGE_BYTES - PROOF_BYTES];
-    let (answer, offer) = answer.split_at(ANSWER_BYTES.min(answer.len()));
+    let said: [&[u8]; 2] = [&hello.bytes, &hello.challenge];
+    let (proof, offer) = answer.split_at(ANSWER_BYTES.min(answer.len()));
     let rank = hello.caller.rank;
-    let wrong = || HandshakeError::WrongSecret { rank };
-    let proved = answer[0] == FINE
-        && me
-            .secret
-            .verify(CLIENT, &[&hello.bytes, open], &answer[1..]);
-    let (verdict, outcome) = if !proved {
-        (WRONG_PROOF, Err(wrong()))
-    } else if started {
+    if !me.secret.verify(CLIENT, &said, proof) {
+        reply.push(WRONG_PROOF);
+        reply.resize(VERDICT_BYTES, 0);
+        return Err(HandshakeError::WrongSecret { rank });
+    }
+    let mut exchanged = None;
+    let (verdict, outcome) = if started {
         (ALREADY_STARTED, Err(HandshakeError::AlreadyStarted))
     } else if hello.encrypt != me.encrypt {
         let theirs = hello.encrypt;
         let differs = HandshakeError::Encryption { rank, theirs };
         (ENCRYPTION_DIFFERS, Err(differs))
     } else if me.encrypt {
-        let transcript: [&[u8]; 2] = [&hello.bytes, &hello.challenge];
-        match KeyExchange::accept(me.secret, &transcript, offer) {
+        match KeyExchange::accept(me.secret, &said, offer) {
             Ok((message, cipher)) => {
-                reply.push(FINE);
-                reply.extend_from_slice(&message);
-                return Ok((hello.caller, Some(cipher)));
+                exchanged = Some(message);
+                (FINE, Ok((hello.caller, Some(cipher))))
             }
-            Err(_) => (WRONG_PROOF, Err(wrong())),
+            Err(_) => (WRONG_PROOF, Err(HandshakeError::WrongSecret { rank })),
         }
     } else {
         (FINE, Ok((hello.caller, None)))
     };
+    let transcript: [&[u8]; 4] = [&hello.bytes, &hello.challenge, answer, &[verdict]];
     reply.push(verdict);
+    reply.extend_from_slice(&me.secret.prove(SERVER, &transcript));
+    reply.extend_from_slice(exchanged.as_ref().map_or(&[], |message| &message[..]));
     outcome
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
+
+#[cfg(test)]
+mod tests;

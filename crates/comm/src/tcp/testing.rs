@@ -19,7 +19,7 @@ use crate::start_error::StartError;
 use crate::transport::Receiver;
 
 fn secret() -> Secret {
-    Secret::new(b"the secret of the tests".to_vec())
+    Secret::new(b"the secret of the tests".to_vec()).unwrap()
 }
 
 /// The options of a rank of a job on this host.

@@ -1,0 +1,56 @@
+//! A misuse of the command, told in one line.
+
+use clap::error::ErrorKind;
+
+/// What is wrong and what helps, in one line; the command's whole help where nothing was asked for.
+pub(crate) fn told(error: &clap::Error) -> String {
+    let text = error.to_string();
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return text;
+    }
+    let mut parts: Vec<String> = Vec::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if line.starts_with("Usage:") {
+            break;
+        }
+        let line: String = line.chars().map(visible).collect();
+        match parts.last_mut() {
+            Some(last) if last.ends_with(':') || !begins_part(&line) => {
+                last.push(' ');
+                last.push_str(&line);
+            }
+            _ => parts.push(line),
+        }
+    }
+    parts.retain(|part| !part.starts_with("For more information"));
+    format!("{}; --help says more\n", parts.join("; "))
+}
+
+fn begins_part(line: &str) -> bool {
+    ["error:", "tip:", "[possible values", "For more information"]
+        .iter()
+        .any(|begin| line.starts_with(begin))
+}
+
+/// What an argument holds may move the cursor, or worse.
+fn visible(character: char) -> char {
+    if character.is_control() {
+        '\u{fffd}'
+    } else {
+        character
+    }
+}
+
+/// A line of the command's own, without what would make it several.
+pub(crate) fn line(text: &str) -> String {
+    let shown: String = text.trim_end().chars().map(visible_or_space).collect();
+    shown + "\n"
+}
+
+fn visible_or_space(character: char) -> char {
+    if character == '\n' {
+        ' '
+    } else {
+        visible(character)
+    }
+}
