@@ -79,7 +79,11 @@ class CreationMark(Generic[T]):
 
     def _set(self, module: nn.Module) -> None:
         if (value := self._value.get()) is not None:
-            module.__dict__[self._attribute] = value
+            self.mark(module, value)
+
+    def mark(self, module: nn.Module, value: T) -> None:
+        """Set the attribute of a module that is being created."""
+        module.__dict__[self._attribute] = value
 
     @contextlib.contextmanager
     def within(self, value: T) -> Iterator[None]:

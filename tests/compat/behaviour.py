@@ -177,6 +177,7 @@ def files() -> None:
         smp.save(value, path, partial=False)
     smp.barrier()
     assert smp.load(path, partial=False)["rank"] == 0
+    _removed_by_name(folder)
     for call in (
         lambda: smp.save(value, path, pickle_module=torch),
         lambda: smp.load(path, pickle_module=torch),
@@ -184,6 +185,30 @@ def files() -> None:
     ):
         with pytest.raises(smp.ConfigError, match=r"nothing is unpickled|files have no pickle"):
             call()
+
+
+def _removed_by_name(folder: Path) -> None:
+    """Scripts remove their old partial files by the name that any version gave them."""
+    ours = f"{smp.pp_rank()}_{smp.tp_rank()}", str(smp.mp_rank())
+
+    def names() -> set[str]:
+        return {one.name for one in folder.glob("step*") if one.name.partition("_")[2] in ours}
+
+    for suffix in ours:
+        for number in range(4):
+            smp.save(number, str(folder / f"step{number}.pt"), partial=True)
+            assert smp.load(str(folder / f"step{number}.pt"), back_compat=True) == number
+            if number >= 2:
+                (folder / f"step{number - 2}.pt_{suffix}").unlink()
+        smp.save(5, str(folder / "step2.pt"), partial=True)  # one of its names is there, and is given anew
+        assert smp.load(str(folder / "step2.pt")) == smp.load(str(folder / "step2.pt"), back_compat=True) == 5
+        assert names() == {f"step{number}.pt_{one}" for number in (2, 3) for one in ours}
+        for one in names():
+            (folder / one).unlink()
+    another = folder / f"another_{smp.mp_rank()}"
+    another.write_text("not of smp.save")
+    smp.save(1, str(folder / "another"))
+    assert another.read_text() == "not of smp.save"
 
 
 def environment() -> None:

@@ -141,3 +141,8 @@ def test_whether_layers_return_tuples_is_read_from_their_code() -> None:
             return x, None
 
     assert [returns_tuple(cls) for cls in (Plain, Joined, Direct)] == [False, True, True]
+
+
+def test_models_whose_initialization_scripts_leave_to_the_library_are_initialized_and_tied() -> None:
+    for output in outputs_of_ranks(PROGRAM.with_name("left_initialization.py")):
+        assert output == "initialized as the originals\n"

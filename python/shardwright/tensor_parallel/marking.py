@@ -15,6 +15,7 @@ from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import find_runtime
 from shardwright.job.wrapped import WrappedModels
+from shardwright.transformers_models.initialization import initialize_where_left
 
 #: The mark is an attribute of the module, so that copies of the module have it too.
 _MARK = "_smp_tensor_parallelism"
@@ -33,7 +34,17 @@ class TensorParallelMark:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_CREATED: CreationMark[TensorParallelMark] = CreationMark(_MARK)
+class _Created(CreationMark[TensorParallelMark]):
+    """The mark of modules that are created in a context."""
+
+    def mark(self, module: nn.Module, value: TensorParallelMark) -> None:
+        """Mark a module; what is to be divided has weights, also where the script leaves them to the library."""
+        super().mark(module, value)
+        if value.enabled:
+            initialize_where_left(module)
+
+
+_CREATED = _Created(_MARK)
 
 
 def mark_of(module: nn.Module) -> TensorParallelMark | None:
@@ -46,7 +57,9 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
     """Mark the modules created in the context; ``smp.DistributedModel`` divides them if it can (paper, appendix E.2).
 
     The innermost context applies, with its own arguments only. Only modules created on the calling thread are marked;
-    copies of them are marked as well.
+    copies of them are marked as well. Where a script has replaced ``PreTrainedModel.init_weights`` of ``transformers``
+    by a function that does nothing, as those for the original library do, models created in the context are
+    initialized and tied all the same.
 
     Args:
         enabled: False leaves the modules created in the context undivided.

@@ -276,7 +276,8 @@ SYMBOLS: tuple[Symbol, ...] = (
         here="smp.save(obj, f, partial=True, pickle_module=None, pickle_protocol=None, *, v3=False)",
         signature="(obj, f, partial=True, pickle_module=pickle, pickle_protocol=2, v3=False)",
         differs="Files are in the format of safetensors: `pickle_protocol` has no effect, and a `pickle_module` other "
-        "than `pickle` is refused. What is not data is left out with a word.",
+        "than `pickle` is refused. What is not data is left out with a word. In the import path "
+        "of the original, a partial file has its older name `f_{mp_rank}` too.",
     ),
     Symbol(
         "smp.load",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
@@ -10,6 +11,7 @@ from typing import Any
 
 import shardwright
 from shardwright import CheckpointError, ConfigError
+from shardwright.logs import warn_once
 
 
 def save(
@@ -22,6 +24,10 @@ def save(
 ) -> None:
     """Save a value in a file, without pickle; see ``shardwright.save``.
 
+    A partial file has the name ``f_{pp_rank}_{tp_rank}``, and beside it, as a hard link, ``f_{mp_rank}``, which
+    versions before 1.6 gave it: scripts list and remove their files by either. What is left of a file of which a script
+    has removed one name goes with the next save.
+
     Args:
         obj: The value.
         f: The path.
@@ -33,7 +39,55 @@ def save(
     Raises:
         ConfigError: ``pickle_module`` is another one.
     """
-    shardwright.save(obj, f, partial, pickle_module, pickle_protocol, v3=v3)
+    if not partial or v3 or not isinstance(f, str):
+        shardwright.save(obj, f, partial, pickle_module, pickle_protocol, v3=v3)
+        return
+    _remove_halves()
+    name = f"{f}_{shardwright.pp_rank()}_{shardwright.tp_rank()}"
+    older = f"{f}_{shardwright.mp_rank()}"
+    is_free = not os.path.lexists(older) or _file_of(older) == _file_of(name) is not None
+    shardwright.save(obj, f, partial, pickle_module, pickle_protocol)
+    if is_free:
+        _name_also(name, older)
+
+
+#: The names of partial files, and which file it is, by their older names.
+_named: dict[str, tuple[str, tuple[int, int]]] = {}
+
+
+def _file_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _name_also(name: str, older: str) -> None:
+    """Give a file another name; a file system that has no such names leaves it with one."""
+    beside = f"{older}.linking"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+        os.link(name, beside)
+        os.replace(beside, older)
+    except OSError as error:
+        warn_once(f"smp.save: {older!r} is not another name of {name!r}, as for older scripts: {error.strerror}")
+        return
+    file = _file_of(name)
+    if file is not None:
+        _named[older] = name, file
+
+
+def _remove_halves() -> None:
+    """Remove the other name of files of which the script has removed one."""
+    for older, (name, file) in list(_named.items()):
+        there = [path for path in (older, name) if _file_of(path) == file]
+        if len(there) < 2:
+            del _named[older]
+            for path in there:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
 
 def load(
