@@ -115,7 +115,7 @@ zoo: setup ## train every model of the zoo over several ranks; writes docs/zoo.m
 zoo-schedules: setup ## train half of the zoo under every schedule; ARGS="..." chooses models or cases
 	@$(PYTHON) -m tests.zoo.schedules $(ARGS)
 
-t5-11b: setup ## divide T5-11B over 8 ranks on the meta device, beside the paper's tables
+t5-11b: setup ## divide T5-11B over 8 ranks on the meta device, with assumed lengths, beside the paper's tables
 	@$(PYTHON) -m tests.t5_11b
 
 delayed-30b: setup ## create, trace and divide a GPT-2 of 30 billion parameters, whose weights are never made

@@ -151,11 +151,11 @@ def content(folder: str) -> None:
     assert type(found["ordered"]) is OrderedDict
     assert type(found["namespace"]) is Namespace
     assert found["numpy"][2].dtype == np.int64
-    other = {"a": [0, 1, 2, Namespace(b=training)]}
-    with pytest.raises(
-        smp.CheckpointError, match=r"user_content\['a'\]\[3\].b is a tests.checkpoint.models.Training, which cannot"
-    ):
-        smp.save_checkpoint(folder, "b", user_content=other)
+    training.run(1)
+    smp.save_checkpoint(folder, "b", user_content={"a": [0, 1, 2, Namespace(b=training)]})
+    other: Any = smp.resume_from_checkpoint(folder)
+    with pytest.raises(smp.LeftOutError, match=r"user_content\['a'\]\[3\].b is not there.* a tests.checkpoint.models"):
+        _ = other["a"][3].b
 
 
 def full(folder: str, translate: bool = True) -> None:
@@ -168,10 +168,17 @@ def full(folder: str, translate: bool = True) -> None:
     assert list(read) == list(expected)
     for name, value in expected.items():
         assert torch.equal(read[name], value), name
+    smp.save_checkpoint(folder, "parts", user_content={"a": 2})
+    smp.save_checkpoint(folder, "later", partial=False, user_content={"a": 3}, translate_if_full=translate)
     training.run(1)
-    assert smp.resume_from_checkpoint(folder, partial=False) == {"a": 1}
-    for name, value in training.model.state_dict().items():
-        assert torch.equal(value, expected[name]), name
+    assert smp.resume_from_checkpoint(folder) == {"a": 2}  # the newest of its kind
+    for tag, number in (("whole", 1), (None, 3)):
+        training.run(1)
+        assert smp.resume_from_checkpoint(folder, tag, partial=False) == {"a": number}
+        for name, value in training.model.state_dict().items():
+            assert torch.equal(value, expected[name]), name
+    with pytest.raises(smp.CheckpointError, match="tag is 'newest'; allowed"):
+        smp.save_checkpoint(folder, "newest", partial=False)
 
 
 def newest_is(folder: str, expected: Any) -> None:

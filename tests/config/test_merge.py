@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import shardwright as smp
@@ -177,3 +178,13 @@ def test_elastic_degrees_are_lowered_to_the_number_of_ranks(caplog: pytest.LogCa
     assert [record.getMessage() for record in caplog.records] == [
         "pipeline_parallel_degree is 3 instead of 4, which does not fit 3 ranks (elastic_degrees)"
     ]
+
+
+@pytest.mark.parametrize("ddp", [{}, {"ddp": False}])
+def test_tensor_parallelism_is_refused_by_name_without_replicas(ddp: dict[str, Any]) -> None:
+    words = 'the configuration key "tensor_parallel_degree" is 2, which needs "ddp" to be true'
+    with pytest.raises(ConfigError, match=words):
+        load_config({"tensor_parallel_degree": 2, **ddp}, {}, {}, 2)
+    with pytest.raises(ConfigError, match=words):
+        smp.init({"tensor_parallel_degree": 2, **ddp})
+    assert not smp.is_initialized()

@@ -91,7 +91,7 @@ def t5_11b() -> nn.Module:
         return T5ForConditionalGeneration(configuration)
 
 
-def divided() -> list[Division]:
+def divided(decoder_length: int = DECODER_LENGTH) -> list[Division]:
     """T5-11B divided as in each of the `EXAMPLES`, by one trace on the meta device.
 
     There no times can be measured, and as in the paper the number of modules stands for computation.
@@ -100,7 +100,7 @@ def divided() -> list[Division]:
     with torch.device("meta"):
         ids = {
             "input_ids": torch.zeros(BATCH, ENCODER_LENGTH, dtype=torch.long),
-            "decoder_input_ids": torch.zeros(BATCH, DECODER_LENGTH, dtype=torch.long),
+            "decoder_input_ids": torch.zeros(BATCH, decoder_length, dtype=torch.long),
         }
     trace = trace_forward(model, functools.partial(model, use_cache=False), kwargs=ids)
     settings = {"auto_partition": True, "default_partition": 0, "skip_tracing": False, "refine_partition": False}

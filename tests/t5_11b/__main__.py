@@ -17,7 +17,7 @@ def main() -> int:
     missed: list[str] = []
     print(
         f"T5-11B on the meta device over {NUM_DEVICES} pipeline ranks; batch {BATCH}, encoder {ENCODER_LENGTH}, "
-        f"decoder {DECODER_LENGTH}; computation by number of modules"
+        f"decoder {DECODER_LENGTH} (the paper gives no lengths); computation by number of modules"
     )
     for example, division in zip(EXAMPLES, divisions, strict=True):
         print(f"\nalpha {example.alpha}")

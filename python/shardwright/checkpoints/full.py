@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from shardwright._core import set_newest_checkpoint
+from shardwright._core import newest_checkpoint, set_newest_checkpoint
 from shardwright.checkpoints.file import Leaves, read_value, write_value
 from shardwright.checkpoints.tensors import MODEL, ModelTensors
 from shardwright.checkpoints.together import model_of, on_all_ranks
@@ -20,6 +21,12 @@ from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.state_dict import PARTIAL_KEY
 from shardwright.model.updates import Updates
+
+#: In the directory, the folder with the file that says which full checkpoint is the newest. That of partial ones stays
+#: as it is: a job that is started again goes on from the newest of these.
+_NEWEST_OF_FULL = ".full"
+#: The names of other files in the directory.
+_TAKEN = re.compile(r"newest|user_content_.*|.*_partial", re.DOTALL)
 
 
 def save_full(
@@ -46,7 +53,8 @@ def save_full(
                 content = os.path.join(path, f"user_content_{tag}")
                 write_value(operation, content, user_content, "user_content", leaves_out=Leaves.ALL)
             write_value(operation, os.path.join(path, tag), state)
-            set_newest_checkpoint(path, tag)
+            os.makedirs(os.path.join(path, _NEWEST_OF_FULL), exist_ok=True)
+            set_newest_checkpoint(os.path.join(path, _NEWEST_OF_FULL), tag)
 
     on_all_ranks(operation, write)
 
@@ -114,8 +122,23 @@ def load_full(
     return contents[0]
 
 
+def newest_full(path: str | os.PathLike[str]) -> str:
+    """Return the tag of the newest full checkpoint in a directory.
+
+    Raises:
+        ShardwrightError: There is none.
+    """
+    tag = newest_checkpoint(os.path.join(path, _NEWEST_OF_FULL))
+    if tag is None:
+        tag = newest_checkpoint(path)  # earlier versions had one for both kinds
+    if tag is None:
+        raise ShardwrightError(f"{os.fspath(path)!r} has no checkpoint that is the newest")
+    return tag
+
+
 def _check_name(tag: object) -> None:
-    if not isinstance(tag, str) or not tag or os.sep in tag or tag.startswith("."):
+    if not isinstance(tag, str) or not tag or os.sep in tag or tag.startswith(".") or _TAKEN.fullmatch(tag):
         raise ShardwrightError(
-            f"tag is {tag!r}; allowed: the name of a file, without {os.sep!r} and not beginning with a dot"
+            f"tag is {tag!r}; allowed: the name of a file, without {os.sep!r}, not beginning with a dot, and not the "
+            "name of another file of checkpoints: 'newest', 'user_content_...', '..._partial'"
         )

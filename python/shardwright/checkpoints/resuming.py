@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from shardwright._core import newest_checkpoint
 from shardwright.checkpoints import random_state
 from shardwright.checkpoints.background import background
 from shardwright.checkpoints.boxes import Piece
 from shardwright.checkpoints.decoding import Decoder
-from shardwright.checkpoints.full import load_full
+from shardwright.checkpoints.full import load_full, newest_full
 from shardwright.checkpoints.left_out import tell_plain
 from shardwright.checkpoints.optimizer_state import OptimizerState
 from shardwright.checkpoints.places import check_on_disk
@@ -55,7 +54,7 @@ def resume_from_checkpoint(
 
     Args:
         path: The directory of checkpoints, or ``s3://BUCKET/PREFIX``.
-        tag: The checkpoint; by default the newest.
+        tag: The checkpoint; by default the newest that was saved in parts, or the newest full one.
         partial: Load what was saved in parts. Otherwise the file ``path/tag`` with the state dict of the whole model,
             saved by ``smp.save_checkpoint(partial=False)``, ``smp.save`` or ``torch.save``; weights of replaced modules
             are translated, unless it has the entry ``_smp_is_partial`` with the value False.
@@ -82,7 +81,7 @@ def resume_from_checkpoint(
     if not partial:
         check_on_disk(_OPERATION, path)
         if tag is None:
-            tag = on_all_ranks(_OPERATION, lambda: _newest(path) if runtime.place.rank == 0 else None)[0]
+            tag = on_all_ranks(_OPERATION, lambda: newest_full(path) if runtime.place.rank == 0 else None)[0]
         return load_full(runtime, _OPERATION, path, tag, model, strict, translate_function)
     opened: list[Saved] = []
 
@@ -116,13 +115,6 @@ def resume_from_checkpoint(
         on_all_ranks(_OPERATION, load)
         on_all_ranks(_OPERATION, own.restore_streams)
     return contents[0]
-
-
-def _newest(path: str | os.PathLike[str]) -> str:
-    tag = newest_checkpoint(path)
-    if tag is None:
-        raise ShardwrightError(f"{os.fspath(path)!r} has no checkpoint that is the newest")
-    return tag
 
 
 @dataclass
