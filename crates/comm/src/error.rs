@@ -8,6 +8,11 @@ use shardwright_wire::ErrorReport;
 
 use crate::transport::Loss;
 
+/// A duration in seconds as errors tell it: with a tenth, where that says something.
+pub(crate) fn seconds(waited: Duration) -> f64 {
+    (waited.as_secs_f64() * 10.0).round() / 10.0
+}
+
 /// An error of a connected job.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CommError {
@@ -65,7 +70,7 @@ pub enum CommError {
         capacity_bytes: u64,
     },
     /// What was waited for did not come in time.
-    #[error("no {what} from rank {rank} within {} s", waited.as_secs_f64())]
+    #[error("no {what} from rank {rank} within {} s", seconds(*waited))]
     Timeout {
         /// The rank waited for.
         rank: Rank,

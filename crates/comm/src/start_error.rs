@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use shardwright_core::Rank;
 
+use crate::error::seconds;
 use crate::secret::WeakSecret;
 
 /// What of a rank has to equal rank 0's.
@@ -46,7 +47,7 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// Rank 0 was not found.
-    #[error("rank {own} did not reach rank 0 at {address} within {} s: {reason}", waited.as_secs_f64())]
+    #[error("rank {own} did not reach rank 0 at {address} within {} s: {reason}", seconds(*waited))]
     Unreachable {
         /// This rank.
         own: Rank,
@@ -97,7 +98,7 @@ pub enum StartError {
     #[error("the job's secret {0}")]
     WeakSecret(#[from] WeakSecret),
     /// Ranks did not come.
-    #[error("{} did not join the job within {} s{doubts}", list_ranks(ranks), waited.as_secs_f64())]
+    #[error("{} did not join the job within {} s{doubts}", list_ranks(ranks), seconds(*waited))]
     Missing {
         /// Which.
         ranks: Vec<Rank>,
@@ -218,6 +219,29 @@ fn differences(ours: &str, other: Rank, theirs: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_long_it_took_is_told_in_tenths_of_a_second() {
+        for (waited, told) in [(60_000_103, "60 s"), (300_052, "0.3 s"), (2_049_999, "2 s")] {
+            let waited = Duration::from_micros(waited);
+            let error = StartError::Missing {
+                ranks: vec![Rank(1)],
+                waited,
+                doubts: String::new(),
+            };
+            let expected = format!("rank 1 did not join the job within {told}");
+            assert_eq!(error.to_string(), expected);
+            let error = crate::CommError::Timeout {
+                rank: Rank(1),
+                what: "answer".to_owned(),
+                waited,
+            };
+            assert_eq!(
+                error.to_string(),
+                format!("no answer from rank 1 within {told}")
+            );
+        }
+    }
 
     #[test]
     fn a_mismatch_names_only_the_lines_that_differ() {

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from shardwright.errors import PeerLostError, ShardwrightError, StallError
+from shardwright.errors import PeerLostError, ShardwrightError
 from shardwright.job.exchange import Gathers, receive_object, send_object
 from shardwright.job.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
 from shardwright.job.received import decode_from
@@ -147,9 +147,9 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
         if runtime.place.rank not in receivers:
             return []
         return [obj if rank == runtime.place.rank else _object_of(runtime, rank, call) for rank in ranks]
-    except (StallError, PeerLostError) as lost:
-        # A rank that was killed would have called it too.
-        if isinstance(lost, StallError) or lost.message.endswith(_LEFT):
+    except PeerLostError as lost:
+        # A rank that was killed would have called it too; a deadlock adds it where it is proven.
+        if lost.message.endswith(_LEFT):
             lost.add_note(call.advice)
         raise
 

@@ -36,6 +36,16 @@ _EXPLAINED = {
 }
 #: Where any of these is given, ranks meet as it says, and else at a free port of this host.
 _MEETING = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
+#: What torch says where nobody answers.
+_NOBODY_THERE = (
+    "timed out",
+    "connection refused",
+    "failed to connect",
+    "no route",
+    "unreachable",
+    "resolve",
+    "not known",
+)
 _EPILOG = """
 Every other option of torchrun is taken too, before the script; torchrun --help lists them.
 
@@ -228,8 +238,12 @@ def _not_met(error: Exception, given: argparse.Namespace) -> int:
     """Say that the store at which ranks meet could not be made or reached, and return the exit status."""
     first_line = str(error).partition("\n")[0]
     where = given.rdzv_endpoint or f"{given.master_addr}:{given.master_port}"
-    advice = "leave --master-port out, or give a free port" if "EADDRINUSE" in first_line else "is its host there?"
-    sys.stderr.write(f"shardwright run: the ranks cannot meet at {where}: {first_line}; {advice}\n")
+    advice = ""
+    if "EADDRINUSE" in first_line:
+        advice = "; leave --master-port out, or give a free port"
+    elif any(sign in first_line.lower() for sign in _NOBODY_THERE):
+        advice = "; is its host there?"
+    sys.stderr.write(f"shardwright run: the ranks cannot meet at {where}: {first_line}{advice}\n")
     return 1
 
 

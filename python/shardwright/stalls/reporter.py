@@ -20,6 +20,12 @@ from shardwright.stalls.wait_state import wait_state_of
 from shardwright.values import decode
 
 _CHANNEL = "stall report"
+#: How a rank says that it is in ``smp.recv_from``.
+_WAITS_FOR_OBJECT = "for an object from rank"
+_SOME_ONLY = (
+    " (is a function that all ranks must call, such as state_dict, save, barrier or a step function, called by some "
+    "ranks only?)"
+)
 #: How often the thread polls for messages of other ranks.
 _POLL_SECONDS = 0.25
 #: How long ranks have to answer.
@@ -131,11 +137,9 @@ class StallReporter:
             wait_id = None
         self._detector.reset(number)
         runtime[Gathers].reset(number)
-        text = (
-            "deadlock: all ranks wait for each other (is a function that all ranks must call, such as state_dict, "
-            f"save, barrier or a step function, called by some ranks only?); state of all ranks:\n"
-            f"{picture(split_ranks(proof))}"
-        )
+        of_objects = all(_WAITS_FOR_OBJECT in text for text in split_ranks(proof))  # of recv_from
+        asked = "" if of_objects else _SOME_ONLY
+        text = f"deadlock: all ranks wait for each other{asked}; state of all ranks:\n{picture(split_ranks(proof))}"
         if wait_id is not None and wait_id[0] == "wait":
             self._end_wait(wait_id[1], text)
         elif wait_id is not None and runtime.step.running:
@@ -195,7 +199,11 @@ class StallReporter:
         if found is None or found.wait != wait:
             return
         if failed is not None or time.monotonic() > found.since + 2 * _POLL_SECONDS:
-            raise StallError(found.text) from None
+            error = StallError(found.text)
+            for each in self._runtime.waits:
+                if each.number == wait and each.call is not None and each.call.advice not in found.text:
+                    error.add_note(each.call.advice)
+            raise error from None
 
     def _request(self) -> None:
         if self._runtime.place.rank != 0 and self.send(0, {"kind": "request"}):
