@@ -27,10 +27,10 @@ def parse_args(arguments=None):
     parser.add_argument("--learning_rate", type=float, default=0.01)
     parser.add_argument("--max_steps", type=int, default=6)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--num_steps_per_checkpoint", type=int, default=3)
+    parser.add_argument("--num_steps_per_checkpoint", type=int, default=1)
     parser.add_argument("--resume_from_checkpoint", type=int, default=0)
     parser.add_argument("--resume_step", type=int, default=-1)
-    parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
+    parser.add_argument("--keep", type=int, default=4, help="checkpoints that stay")
     parser.add_argument("--use_lamb", type=int, default=1)
     parser.add_argument("--partitions", type=int, default=1)
     parser.add_argument("--microbatches", type=int, default=1)
@@ -189,7 +189,7 @@ def main():
                 }
                 smp.save(save_dict, path, partial=True, v3=args.sharded_data_parallel_degree > 1)
                 saved_at.append(step + 1)
-                if len(saved_at) > args.keep:
+                if len(saved_at) > args.keep and args.sharded_data_parallel_degree == 1:
                     os.remove(os.path.join(args.output_dir, f"ckpt_{saved_at.pop(0)}.pt_{smp.mp_rank()}"))
             smp.barrier()
     model.eval()

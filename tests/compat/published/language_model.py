@@ -240,7 +240,7 @@ def main():
     if args.load_full or args.load_partial:
         partial = not args.load_full
         user_content = smp.resume_from_checkpoint(
-            args.checkpoint_dir, tag="total_steps3" if partial else "fullmodel.pt", partial=partial
+            args.checkpoint_dir, tag=None if partial else "fullmodel.pt", partial=partial
         )
         if partial:
             start_step = user_content["total_steps"]
