@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from shardwright.optimizers import FusedLamb, FusedNovoGrad
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
@@ -111,6 +112,57 @@ class Keeps(Optimizer):
                 one.sub_(one.grad / one.grad.norm(), alpha=self.defaults["lr"])
 
 
+class Unseen(Optimizer):
+    """A rule that looks at whole parameters where a trial on small tensors cannot see it."""
+
+    def __init__(self, params: Iterable[Any], when: str) -> None:
+        super().__init__(params, {"lr": 0.05, "trust": 0.5})
+        self.when = when
+
+    def _is_on(self, one: torch.Tensor, group: dict[str, Any]) -> bool:
+        return {
+            "late": self.state[one]["step"] > 8,
+            "large": one.numel() > 40 and tuple(one.shape) != (136, 132),
+            "switched": group["trust"] > 2,
+            "attribute": getattr(one, "scaled_by", 0.0) > 0,
+        }[self.when]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is None:
+                    continue
+                self.state[one]["step"] = self.state[one].get("step", 0) + 1
+                update = 0.01 * one.grad
+                if self._is_on(one, group):
+                    update = one.grad * (0.02 * one.norm() / (one.grad.norm() + 1e-9)) * getattr(one, "scaled_by", 1.0)
+                one.sub_(update, alpha=group["lr"])
+
+
+class Declared(Mine):
+    """Has a step of its own, which updates each element by itself, and says so."""
+
+    updates_elements_independently = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    one.sub_(one.grad.sign(), alpha=1e-3)
+
+
+class Wrongly(Lars):
+    """Says what is not so."""
+
+    updates_elements_independently = True
+
+    @torch.no_grad()
+    def step(self) -> None:
+        super().step()
+
+
 OPTIMIZERS: dict[str, Make] = {
     "muon": lambda params: torch.optim.Muon(params, lr=1e-2),
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.05),
@@ -125,5 +177,13 @@ OPTIMIZERS: dict[str, Make] = {
     "keeps": Keeps,
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "late": lambda params: Unseen(params, "late"),
+    "large": lambda params: Unseen(params, "large"),
+    "switched": lambda params: Unseen(params, "switched"),
+    "attribute": lambda params: Unseen(params, "attribute"),
+    "declared": lambda params: Declared(params, lr=0.01),
+    "wrongly": Wrongly,
+    "fused-lamb": lambda params: FusedLamb(params, lr=0.01, max_grad_norm=0.0),
+    "fused-novograd": lambda params: FusedNovoGrad(params, lr=0.01),
     "lbfgs": lambda params: torch.optim.LBFGS(params),
 }

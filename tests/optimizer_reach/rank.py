@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any
 
 import pytest
 import shardwright as smp
 import torch
+from shardwright.model.translation import as_in_one_process
 from torch import nn
 
 from tests.jobs.listed import run_listed
+from tests.parity_tp.models import PROBLEMS
 
 from .optimizers import OPTIMIZERS
 
@@ -40,7 +43,9 @@ class Pair:
 
     def __init__(self, name: str, bias: bool) -> None:
         self.bias, self.plain, module = bias, built(bias), built(bias)
-        for layer in (module[0], module[2]):
+        for number, (one, other) in enumerate(zip(self.plain.parameters(), module.parameters(), strict=True)):
+            one.scaled_by = other.scaled_by = float(number % 2)  # type: ignore[attr-defined]
+        for layer in (module[0], module[2]) if smp.tp_size() > 1 else ():
             smp.set_tensor_parallelism(layer)
         self.model = smp.DistributedModel(module)
         self.reference = OPTIMIZERS[name](self.plain.parameters())
@@ -80,6 +85,16 @@ def exact(optimizer: str, bias: bool) -> None:
     pair.reference.load_state_dict(plain[1])
     pair.optimizer.load_state_dict(saved)
     pair.run(2, first=5)
+
+
+def hidden(optimizer: str, bias: bool) -> None:
+    """What a rule turns to later, for large tensors, by options or by attributes, is exact too."""
+    pair = Pair(optimizer, bias)
+    pair.run(4)
+    for each in (pair.optimizer, pair.reference):
+        for group in each.param_groups:
+            group["trust"] = 3.0
+    pair.run(8, first=4)
 
 
 def saved(optimizer: str, bias: bool, folder: str) -> None:
@@ -127,7 +142,112 @@ def early(optimizer: str, wraps: bool) -> None:
     (smp.DistributedOptimizer(kept) if wraps else kept).step()  # what was not replaced is the model's
 
 
-CASES = {"exact": exact, "saved": saved, "refused": refused, "unwrapped": unwrapped, "early": early}
+def replaced(optimizer: str) -> None:
+    """What is put in the place of ``step`` calls the one before, or is refused by its name."""
+    pair = Pair(optimizer, bias=True)
+    calls: list[str] = []
+    torch.optim.lr_scheduler.ConstantLR(pair.optimizer, factor=1.0)
+    counted = pair.optimizer.step
+
+    def timed(*args: Any) -> Any:
+        calls.append("function")
+        return counted(*args)
+
+    pair.optimizer.step = timed
+    pair.run(2)
+    pair.optimizer.step = counted
+    own = type(pair.optimizer).step
+    pair.optimizer.step = own.__get__(pair.optimizer)
+
+    def method(self: Any, *args: Any) -> Any:
+        calls.append("method")
+        return own(self, *args)
+
+    pair.optimizer.step = types.MethodType(method, pair.optimizer)
+    torch.optim.lr_scheduler.ConstantLR(pair.optimizer, factor=1.0)
+    pair.run(2, first=2)
+    assert calls == ["function"] * 2 + ["method"] * 2
+
+    made = OPTIMIZERS[optimizer](pair.model.parameters())
+    scheduler = torch.optim.lr_scheduler.ConstantLR(made, factor=1.0)
+    assert scheduler.optimizer is smp.DistributedOptimizer(made)
+    for wraps in (False, True):
+        early: Any = OPTIMIZERS[optimizer](pair.model.parameters())
+        early.step = types.MethodType(lambda self: type(self).step(self), early)
+        if wraps:
+            torch.optim.lr_scheduler.ConstantLR(early, factor=1.0)
+        with pytest.raises(smp.ConfigError, match="whose step was replaced by"):
+            smp.DistributedOptimizer(early)
+
+    def instead() -> None:
+        for group in pair.optimizer.param_groups:
+            for one in group["params"]:
+                one.data.sub_(one.grad if one.grad is not None else 0.0)
+
+    train(pair.model, batch(4, smp.dp_rank()))
+    pair.optimizer.step = instead
+    with pytest.raises(smp.ConfigError, match=r"replaced\.<locals>\.instead.*has not called the step that it replaced"):
+        pair.optimizer.step()
+    with pytest.raises((smp.PartialUpdateError, smp.RemoteError), match="has not called the step"):
+        train(pair.model, batch(5, smp.dp_rank()))
+
+
+@smp.step
+def train_text(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    loss: torch.Tensor = model(**batch).loss
+    model.backward(loss)
+    return loss
+
+
+def of_weights(optimizers: list[str], folder: str) -> None:
+    """Where query, key and value became one weight, an update is that of each by itself, also after a load."""
+    problem = PROBLEMS["BERT"]
+    for name in optimizers:
+        torch.manual_seed(1)
+        plain = problem.whole()
+        module = problem.divide(plain)
+        with torch.no_grad():
+            for key, one in plain.named_parameters():
+                one.mul_(5.0 if "query" in key else 0.2 if "key" in key else 1.0)
+        module.load_state_dict(plain.state_dict())
+        for (key, one), other in zip(plain.named_parameters(), module.parameters(), strict=True):
+            one.scaled_by = other.scaled_by = 2.0 if "query" in key else 0.0 if "key" in key else 0.5
+        first = copy.deepcopy(plain.state_dict())
+        reference = OPTIMIZERS[name](plain.parameters())
+        model = smp.DistributedModel(module)
+        optimizer: Any = smp.DistributedOptimizer(OPTIMIZERS[name](model.parameters()))
+        for step in range(4):
+            if step == 2:
+                smp.save_checkpoint(folder, tag=name, partial=True, model=model, optimizer=optimizer)
+                smp.resume_from_checkpoint(folder, tag=name, model=model, optimizer=optimizer)
+            optimizer.zero_grad()
+            reference.zero_grad()
+            train_text(model, problem.batch(4, torch.Generator().manual_seed(100 * step + smp.dp_rank())))
+            for replica in range(smp.dp_size()):
+                every = problem.batch(4, torch.Generator().manual_seed(100 * step + replica))
+                for part in range(MICROBATCHES):
+                    each = {key: value.chunk(MICROBATCHES)[part] for key, value in every.items()}
+                    (plain(**each).loss / (MICROBATCHES * smp.dp_size())).backward()
+            optimizer.step()
+            reference.step()
+            found = as_in_one_process(model.module, model.state_dict())
+            for key, value in plain.state_dict().items():
+                if key.endswith("key.bias"):
+                    continue  # attention does not depend on it: its gradient is rounding, of which norms make an update
+                most = 1e-7 * float((value - first[key]).abs().max()) + 1e-12
+                assert float((found[key] - value).abs().max()) <= most, f"{name}, step {step}: {key}"
+
+
+CASES = {
+    "exact": exact,
+    "hidden": hidden,
+    "replaced": replaced,
+    "of_weights": of_weights,
+    "saved": saved,
+    "refused": refused,
+    "unwrapped": unwrapped,
+    "early": early,
+}
 
 
 def run(case: dict[str, Any]) -> None:

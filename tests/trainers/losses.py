@@ -29,6 +29,7 @@ class Loss:
         given: What the trainer is given besides.
         adds_up: Whether the loss of a batch is a sum over its labels, or a mean over them or over its rows, also with
             something added that does not depend on its rows. Others are exact in one microbatch on one replica only.
+        answers: Whether it can be computed without gradients, so that it can be asked what microbatches make of it.
         rounding: The largest relative difference of weights; more where transformers computes the loss in float32.
     """
 
@@ -37,6 +38,7 @@ class Loss:
     trainer: Callable[[type], type] = lambda base: base
     given: dict[str, Any] = field(default_factory=dict)
     adds_up: bool = True
+    answers: bool = True
     rounding: float = 1e-12
 
 
@@ -259,6 +261,12 @@ def _mean_function(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any =
     return _tokens(outputs, labels, "mean")
 
 
+def _with_gradients(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
+    if not outputs["logits"].requires_grad:
+        raise RuntimeError("this loss is of training only")
+    return functional.cross_entropy(outputs["logits"], inputs["labels"])
+
+
 LOSSES = {
     "model": Loss(_gpt2, _text, rounding=FLOAT32),
     "smoothed": Loss(_gpt2, _text, rounding=FLOAT32, given={"label_smoothing_factor": 0.1}),
@@ -281,5 +289,6 @@ LOSSES = {
     "pairs together": Loss(
         Classifier, _all_labelled, _in_blocks(overriding(_preferred)), given={"data_collator": _chosen_first}
     ),
+    "training only": Loss(Classifier, _all_labelled, overriding(_with_gradients), answers=False),
     "lists": Loss(Classifier, _all_labelled, overriding(_named), given={"data_collator": _with_names}),
 }

@@ -18,6 +18,7 @@ from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.offloading import StreamedState
+from shardwright.optimizer.sharding.elementwise import original_class
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
 
 #: The dtype and the shape of a saved tensor, by name.
@@ -64,6 +65,11 @@ class Updated:
             and len(self.named.fragments) == 1
             and self.named.fragments[0].size == tuple(self.named.fragments[0].shape)
         )
+
+
+def _is_by_weight(optimizer: DistributedOptimizer, one: Updated) -> bool:
+    """Whether 1-D state has a number for each of several weights that a parameter was made of."""
+    return len(one.named.names) > 1 and bool(getattr(original_class(optimizer), "steps_on_all_ranks", False))
 
 
 class OptimizerState:
@@ -134,7 +140,12 @@ class OptimizerState:
                 value = shard_of(value).detach()
                 if value.shape == one.shape:
                     found += one.pieces(value, OPTIMIZER, f"/{key}")
-                elif value.dim() == 0 or one.is_whole or optimizer._updates_whole:  # the same on all tp ranks
+                elif _is_by_weight(optimizer, one) and value.shape == (len(one.named.names),):
+                    found += [
+                        Piece(f"{OPTIMIZER}{name}/{key}", (), (), each)
+                        for name, each in zip(one.named.names, value, strict=True)
+                    ]
+                elif value.dim() == 0 or one.is_whole or optimizer._verdict.needs_whole:  # the same on all tp ranks
                     offset = (0,) * value.dim()
                     found += [
                         Piece(f"{OPTIMIZER}{name}/{key}", tuple(value.shape), offset, value) for name in one.named.names
@@ -257,6 +268,9 @@ class OptimizerState:
             if shape == kinds[MODEL + first][1]:
                 state[key] = self._new(one.master_of, dtype, device)
                 reads += one.pieces(state[key], OPTIMIZER, f"/{key}")
+            elif not shape and _is_by_weight(self.optimizer, one):
+                state[key] = self._new(torch.empty(len(names), dtype=dtype, device="meta"), dtype, device)
+                reads += [Piece(name, (), (), each) for name, each in zip(names, state[key], strict=True)]
             else:
                 state[key] = self._new(torch.empty(shape, dtype=dtype, device="meta"), dtype, device)
                 reads.append(Piece(names[0], shape, (0,) * len(shape), state[key]))

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardwright.half_precision.cast import HALF
+from shardwright.tensor_parallel.attributes import carry_attributes, user_attributes
 
 _PARAMETER = "_shardwright_model_parameter"
 #: A master whose values were loaded, while those of its parameter may still be loaded.
@@ -67,12 +68,14 @@ class Masters:
         """Return the master of a parameter; a new one has its values."""
         found = self._masters.get(id(parameter))
         if found is not None and found.parameter is parameter:
+            carry_attributes(user_attributes(parameter), found.tensor)
             return found.tensor
         values = parameter.detach()
         master = nn.Parameter(values.float() if parameter.dtype in HALF else values)
         if self.keeper is not None and parameter.dtype in HALF:
             self.keeper.keep_data(master)
         setattr(master, _PARAMETER, parameter)
+        carry_attributes(user_attributes(parameter), master)
         self._masters[id(parameter)] = _Master(parameter, master)
         self._versions[id(parameter)] = parameter._version
         return master

@@ -13,8 +13,12 @@ import torch
 
 from shardwright.accelerate.gathering import gathered_objects
 from shardwright.checkpoints import random_state
+from shardwright.errors import RemoteError
 from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
+
+#: How much of an error is told, in characters.
+_MOST_WORDS = 300
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,31 @@ class Answer:
         )
 
 
+@dataclass(frozen=True)
+class Unanswered:
+    """That nothing was found.
+
+    Attributes:
+        reason: Why, in words.
+    """
+
+    reason: str
+
+    def warning(self) -> str:
+        """What to say of it."""
+        return (
+            f"Trainer: whether the losses of two microbatches make the loss of both could not be asked: {self.reason}. "
+            "If the loss of a row depends on other rows of its microbatch, the training differs from that in one "
+            "process; losses under torch.no_grad() in evaluation mode, for one and for two microbatches, would tell"
+        )
+
+
 def ask(
     losses: Callable[[str, int], list[float]],
     weights: Mapping[str, Sequence[int]],
     model: DistributedModel,
     dtypes: set[torch.dtype],
-) -> Answer | None:
+) -> Answer | Unanswered:
     """Ask whether the losses of two microbatches make that of both. All ranks call this.
 
     Args:
@@ -62,14 +85,15 @@ def ask(
         dtypes: What it computes in.
 
     Returns:
-        The answer, the same on all ranks; None if a loss could not be computed, or is not a finite number.
+        The answer, the same on all ranks; why there is none, if a loss could not be computed or is no finite number.
     """
     bound, first = _rounding(model, dtypes), None
     for name, counts in weights.items():
         found = _found(losses, name, model)
         every = gathered_objects((found, list(counts)))
-        if any(one is None for one, _ in every):
-            return None
+        reasons = [one for one, _ in every if isinstance(one, str)]
+        if reasons:  # the error itself, rather than what other ranks heard of it
+            return Unanswered(min(reasons, key=lambda reason: reason.startswith(RemoteError.__name__)))
         made = [sum(loss * count for loss, count in zip(one[1:], own, strict=True)) / sum(own) for one, own in every]
         away = [abs(one - whole) / max(1.0, abs(whole)) for one, ((whole, *_), _) in zip(made, every, strict=True)]
         worst = max(range(len(away)), key=lambda index: away[index])
@@ -77,18 +101,19 @@ def ask(
         if answer.weights is not None:
             return answer
         first = first or answer
+    assert first is not None, "there are weights to ask with"
     return first
 
 
-def _found(losses: Callable[[str, int], list[float]], name: str, model: DistributedModel) -> list[float] | None:
-    """Return the loss of both, and that of each; None if there is none."""
+def _found(losses: Callable[[str, int], list[float]], name: str, model: DistributedModel) -> list[float] | str:
+    """Return the loss of both, and that of each; or why there is none."""
     with _untouched(model), torch.no_grad():
         try:
             each = losses(name, 2)  # first, since a model is divided by what it sees in a microbatch
             found = [*losses(name, 1), *each]
-        except Exception:  # a loss that is not made for evaluation; other replicas have to hear of it
-            return None
-    return found if all(map(math.isfinite, found)) else None
+        except Exception as error:  # a loss that is not made for evaluation; other replicas have to hear of it
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MOST_WORDS]
+    return found if all(map(math.isfinite, found)) else f"the losses are {', '.join(map(str, found))}"
 
 
 def _rounding(model: DistributedModel, dtypes: set[torch.dtype]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shardwright.accelerate.gathering import gathered_objects
-from shardwright.huggingface.asking import ask, uncounted
+from shardwright.huggingface.asking import Unanswered, ask, uncounted
 from shardwright.huggingface.evaluation import samples_in
 from shardwright.huggingface.rows import blocks_of, by_rows, first_rows
 from shardwright.huggingface.shares import Share, Shares, counts_of, shares_of
@@ -32,7 +32,7 @@ class Weighing:
         self._trainer = trainer
         self._by = _LABELS
         #: Whether it was asked, and of microbatches that have different numbers of labels.
-        self._asked = self._settled = False
+        self._asked = self._settled = self._said_why = False
         #: Whether it can be asked of this batch on all replicas, and tells more than one with equal numbers.
         self._can_be_asked = self._tells_more = False
         self._losses: dict[int, StepFunction[..., Any]] = {}
@@ -118,7 +118,10 @@ class Weighing:
         dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
         with uncounted(trainer):
             answer = ask(losses, counts, model, dtypes | ({precision} if precision else set()))
-        if answer is None:
+        if isinstance(answer, Unanswered):
+            if rank() == 0 and not self._said_why:
+                logger.warning("%s", answer.warning())
+            self._said_why = True
             return
         self._by = answer.weights or _ROWS
         if answer.weights is None and microbatches > 1 and rank() == 0:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
+from shardwright.optimizer.replaced_step import counts_steps_only
+
 Kind = TypeVar("Kind", bound=Optimizer)
 
 
@@ -17,10 +19,11 @@ def become(optimizer: Optimizer, kind: type[Kind]) -> Kind:
     A learning-rate scheduler that was created before has put a method into the optimizer that counts steps, and calls
     that of the class before: one that calls this class's takes its place.
     """
+    is_counting = counts_steps_only(optimizer)
     optimizer.__class__ = kind
     assert isinstance(optimizer, kind), "it was just made one"
     bound: Any = vars(optimizer).get("step")
-    if hasattr(bound, "_wrapped_by_lr_sched"):
+    if is_counting:
         own = weakref.ref(optimizer)
 
         @functools.wraps(bound)  # the mark too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,13 @@ from shardwright.optimizer.held import HeldGroups
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
 from shardwright.optimizer.master_state import without_half_precision
 from shardwright.optimizer.offloading import StateStorage, StreamedState
-from shardwright.optimizer.reach import WholeTensors, ask
+from shardwright.optimizer.reach import WholeTensors, ask, drawing_nothing
 from shardwright.optimizer.refusals import refuse_optimizer
+from shardwright.optimizer.replaced_step import ReplaceableStep
 from shardwright.optimizer.sharding.elementwise import original_class
 from shardwright.optimizer.sharding.share import Share
 from shardwright.optimizer.sharding.state import copied, is_share, merged_shares, shares_in, to_share
-from shardwright.optimizer.sharding.step import sharded_step
+from shardwright.optimizer.sharding.step import Called, sharded_step
 from shardwright.optimizer.shards import shards_step, take_over, with_cut_state, with_whole_state
 from shardwright.sharded_data_parallel.exchange import in_place_of_shards
 
@@ -50,7 +52,7 @@ class _Wrapping(type):
         return super().__call__(*args, **kwargs)
 
 
-class DistributedOptimizer(AwaitedState, HeldGroups, metaclass=_Wrapping):
+class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=_Wrapping):
     """Makes an optimizer work on a partitioned model.
 
     ``smp.DistributedOptimizer(optimizer)`` returns the same object: it remains an instance of its class, and its
@@ -138,11 +140,11 @@ class DistributedOptimizer(AwaitedState, HeldGroups, metaclass=_Wrapping):
         Raises:
             PartialUpdateError: With ``shard_optimizer_state``, the update has failed on another rank.
         """
-        runtime = find_runtime()
-        if runtime is None:
+        self._steps_begun += 1
+        if (runtime := find_runtime()) is None:
             return self._update_here(closure)
         try:
-            self._updates_whole = ask(self, runtime, original_class(self))
+            self._verdict = ask(self, runtime, original_class(self))
             if runtime.place.shards_parameters:
                 loss = shards_step(runtime, self, closure, self._update_here)
             elif (share := self._own_share()) is None:
@@ -156,13 +158,12 @@ class DistributedOptimizer(AwaitedState, HeldGroups, metaclass=_Wrapping):
         return loss
 
     def _update_here(self, closure: Callable[[], Any] | None) -> Any:
-        loss = None
         if any(group["params"] for group in self.param_groups) or getattr(self, "steps_on_all_ranks", False):
-            loss = super().step(closure) if closure is not None else super().step()
-        elif closure is not None:  # some optimizers cannot step without any parameter, which a stage may be
-            with torch.enable_grad():
-                loss = closure()
-        return loss
+            draws = self._verdict.is_watched and (closure is None or isinstance(closure, Called))
+            with drawing_nothing(self) if draws else contextlib.nullcontext():
+                return super().step(closure) if closure is not None else super().step()
+        with torch.enable_grad():  # some optimizers cannot step without any parameter, which a stage may be
+            return None if closure is None else closure()
 
     def _own_share(self, dividing: DistributedModel | None = None) -> Share | None:
         """Return this rank's share, with the parameters of all partitioned models divided.
@@ -334,8 +335,7 @@ class DistributedOptimizer(AwaitedState, HeldGroups, metaclass=_Wrapping):
             )
 
     def _divides(self) -> bool:
-        runtime = find_runtime()
-        return runtime is not None and runtime.place.pp_size > 1
+        return (runtime := find_runtime()) is not None and runtime.place.pp_size > 1
 
 
 DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]  # the wrapped class's step calls the hooks

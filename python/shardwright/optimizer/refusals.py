@@ -10,6 +10,7 @@ from shardwright.job.runtime import Runtime
 from shardwright.model.updates import Updates
 from shardwright.optimizer.offloading import StateStorage, refuse_differentiable
 from shardwright.optimizer.reach import ask
+from shardwright.optimizer.replaced_step import refuse_replaced_step
 
 
 def refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype | None) -> None:
@@ -26,4 +27,5 @@ def refuse_optimizer(optimizer: Optimizer, runtime: Runtime, dtype: torch.dtype 
         )
     if runtime.find(StateStorage) is not None:
         refuse_differentiable(optimizer)
+    refuse_replaced_step(optimizer, runtime, has_masters=dtype is not None)
     ask(optimizer, runtime, type(optimizer))

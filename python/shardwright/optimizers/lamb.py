@@ -85,7 +85,8 @@ class FusedLamb(LayerwiseOptimizer):
         lengths = zip(groups, of_weights, of_directions, strict=True)
         if not parameters:
             return
-        torch._foreach_mul_(directions, [_rate(group, weight, direction) for group, weight, direction in lengths])
+        rates = [_rate(group, weight, direction) for group, weight, direction in lengths]
+        torch._foreach_mul_(directions, self._spread(parameters, rates))
         torch._foreach_sub_(parameters, directions)
 
     def _directions(

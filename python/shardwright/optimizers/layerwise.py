@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -18,13 +18,44 @@ from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.optimizer.clip import counted_here
+from shardwright.optimizer.reach.whole import divided_parameters
+
+
+class _Made(NamedTuple):
+    """How this rank's part of a parameter is made.
+
+    Attributes:
+        number: Its number among those that are sliced over tensor-parallel ranks; None if it is not.
+        weights: Of how many weights it was made; 0 for one.
+        runs: Which of its rows are of which of these: the first, the one after the last, and the weight's number.
+    """
+
+    number: int | None
+    weights: int
+    runs: tuple[tuple[int, int, int], ...]
+
+    def norms(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the norm over the rows of each weight, as a 1-D tensor."""
+        squares: list[list[torch.Tensor]] = [[] for _ in range(self.weights)]
+        of_runs = _norms_here([tensor[first:last] for first, last, _ in self.runs])
+        for norm, (_, _, weight) in zip(of_runs, self.runs, strict=True):
+            squares[weight].append(norm.square())
+        return torch.stack([sum(each, tensor.new_zeros(())) for each in squares]).sqrt()
+
+    def spread(self, values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the value of each weight for its rows of a parameter, as a tensor of as many dims."""
+        rows = values.new_ones(parameter.shape[0])
+        for first, last, weight in self.runs:
+            rows[first:last] = values[weight]
+        return rows.view(-1, *[1] * (parameter.dim() - 1))
 
 
 class LayerwiseOptimizer(Optimizer):
     """The base of optimizers whose updates depend on norms of whole parameters.
 
-    Of a parameter that is divided over tensor-parallel ranks the norm is that of the whole. All ranks must call
-    ``step()``, also those without parameters.
+    Of a parameter that is divided over tensor-parallel ranks the norm is that of the whole. One that was made of
+    several weights, such as query, key and value of a layer of ``transformers``, has the norm of each of these for its
+    rows. All ranks must call ``step()``, also those without parameters.
     """
 
     steps_on_all_ranks = True
@@ -98,36 +129,63 @@ class LayerwiseOptimizer(Optimizer):
         Args:
             parameters: The parameters.
             *lists: Of each parameter a tensor.
+
+        Returns:
+            Of each list the norms, as 0-D tensors. Of a parameter that was made of several weights it is a 1-D tensor
+            with that of each, which `_spread` spreads over the rows.
         """
         norms = [_norms_here(tensors) for tensors in lists]
         divided = self._divided()
         if divided is None:
             return norms
+        for index, parameter in enumerate(parameters):
+            if (made := divided.get(id(parameter))) is not None and made.runs:
+                for of_list, tensors in zip(norms, lists, strict=True):
+                    of_list[index] = made.norms(tensors[index])
         own = {
-            divided[id(parameter)]: torch.stack([of_list[index].square().cpu() for of_list in norms])
+            made.number: torch.stack([of_list[index].square().cpu() for of_list in norms])
             for index, parameter in enumerate(parameters)
-            if id(parameter) in divided
+            if (made := divided.get(id(parameter))) is not None and made.number is not None
         }
         sums: dict[int, torch.Tensor] = {}
         for theirs in gather_over(TP_GROUP, own, f"{type(self).__name__}.step"):
             for number, squares in theirs.items():
                 sums[number] = sums[number] + squares if number in sums else squares
         for index, parameter in enumerate(parameters):
-            if id(parameter) in divided:
-                for of_list, square in zip(norms, sums[divided[id(parameter)]], strict=True):
+            if (made := divided.get(id(parameter))) is not None and made.number is not None:
+                for of_list, square in zip(norms, sums[made.number], strict=True):
                     of_list[index] = square.sqrt().to(of_list[index].device)
         return norms
 
-    def _divided(self) -> dict[int, int] | None:
-        """Return a number for each parameter that is sliced over tensor-parallel ranks; None without any rank else."""
+    def _spread(self, parameters: list[torch.Tensor], values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return values for the elements of parameters, given one for each weight that a parameter was made of."""
+        if all(value.dim() == 0 for value in values):
+            return values
+        divided = self._divided() or {}
+        return [
+            value if value.dim() == 0 else divided[id(parameter)].spread(value, parameter)
+            for parameter, value in zip(parameters, values, strict=True)
+        ]
+
+    def _divided(self) -> dict[int, _Made] | None:
+        """Return how parameters are made, by ``id``, where it is not of one whole weight; None without other ranks."""
         runtime = find_runtime()
         if runtime is None or len(runtime.place.tp_ranks) == 1 or not self._trains_model(runtime):
             return None
-        sharded = [placement.sharded for placement in runtime[Models].placements if placement.is_sharded]
-        sliced = {key for one in sharded for key, sharding in one.by_id().items() if sharding.dim is not None}
-        all_of_them = (parameter for group in self.param_groups for parameter in group["params"])
-        found = [id(parameter) for parameter in all_of_them if id(model_parameter(parameter)) in sliced]
-        return {key: number for number, key in enumerate(found)}
+        known, found = divided_parameters(runtime, self.param_groups), dict[int, _Made]()
+        place = runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks)
+        parameters = {id(one): one for group in self.param_groups for one in group["params"]}
+        for number, (key, how) in enumerate((key, known[key]) for key in parameters if key in known):
+            sharding, runs = how.sharding, list[tuple[int, int, int]]()
+            size = sum(rows for origin in how.origins for *_, rows in origin.rows)
+            slices = sharding.slices(size, *place) if sharding.dim == 0 else [(0, 0, size)]
+            for origin, (first, _, rows) in ((n, run) for n, one in enumerate(how.origins) for run in one.rows):
+                for begin, of_whole, length in slices:
+                    start, stop = max(first, of_whole), min(first + rows, of_whole + length)
+                    if start < stop:
+                        runs.append((begin + start - of_whole, begin + stop - of_whole, origin))
+            found[key] = _Made(number if sharding.dim is not None else None, len(how.origins), tuple(runs))
+        return found
 
     def _trains_model(self, runtime: Runtime) -> bool:
         """Return whether it trains a ``smp.DistributedModel``; the result is the same on all ranks of MP_GROUP."""

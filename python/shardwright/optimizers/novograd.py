@@ -61,6 +61,7 @@ class FusedNovoGrad(LayerwiseOptimizer):
         norm_of = {id(parameter): norm for parameter, norm in zip(every, norms, strict=True)}
         for group, parameters, gradients in trained:
             lengths = [self._length(group, parameter, norm_of[id(parameter)]) for parameter in parameters]
+            lengths = self._spread(parameters, lengths)
             directions = list(torch._foreach_div(gradients, torch._foreach_add(lengths, group["eps"])))
             if group["weight_decay"]:
                 torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwright.errors import ShardwrightError
 from shardwright.job.runtime import Runtime
 from shardwright.sharded_data_parallel.communication import ShardCollectives
+from shardwright.tensor_parallel.attributes import carry_attributes, user_attributes
 
 
 def shard_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -47,6 +48,7 @@ class ShardedParameters:
         self._sharded[original] = sharded
         self._storages[sharded] = sharded.untyped_storage()
         self._locals[sharded] = local = nn.Parameter(shard_of(sharded).detach(), requires_grad=sharded.requires_grad)
+        vars(sharded).update(user_attributes(original))
         _name(sharded, local)
 
     def add_whole(self, parameter: nn.Parameter) -> None:
@@ -75,7 +77,12 @@ class ShardedParameters:
         if found.data_ptr() != shard.data_ptr():  # it was moved
             found.data = shard
         found.requires_grad_(parameter.requires_grad)
+        carry_attributes(user_attributes(parameter), found)
         return found
+
+    def sizes(self) -> dict[int, int]:
+        """Return how many rows each sharded parameter has on all ranks, by the ``id`` of what `local` returns of it."""
+        return {id(local): parameter.shape[0] for parameter, local in self._locals.items()}
 
     def check(self, parameter: torch.Tensor, name: str) -> None:
         """Check that nothing was assigned to a sharded parameter's ``data``, which has no effect on its shard.
@@ -100,7 +107,15 @@ class ShardedParameters:
 
         The ranks among which it is sharded must all call this.
         """
-        size, rest = parameter.shape[0], parameter.shape[1:]
+        return self.joined(shard, parameter.shape[0])
+
+    @torch.no_grad()
+    def joined(self, shard: torch.Tensor, size: int) -> torch.Tensor:
+        """Return all of a tensor with so many rows, in new memory, given this rank's of them.
+
+        The ranks among which parameters are sharded must all call this.
+        """
+        rest = shard.shape[1:]
         rows = _rows(size, self.collectives.size)
         gathered = shard.new_zeros(self.collectives.size * rows, *rest)
         first = self.collectives.place * rows

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -19,12 +20,14 @@ class Origin:
         shape: Its shape there.
         rows: Which of our rows are which of its own, all elements of a row: our first row, its first row, and how many.
         transposed: Whether the last two dims are exchanged, and our rows are its columns.
+        attributes: What the script had set on it.
     """
 
     name: str
     shape: tuple[int, ...]
     rows: tuple[tuple[int, int, int], ...]
     transposed: bool = False
+    attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def is_all(self) -> bool:
@@ -145,3 +148,14 @@ class Sharding:
         if self.dim is not None and self.size is not None:
             whole[self.dim] = self.size
         return tuple(whole)
+
+
+@dataclass(frozen=True)
+class Rows(Sharding):
+    """The sharding of a parameter over data-parallel ranks: rows, of which the last ranks have fewer, or none."""
+
+    def shard(self, whole: torch.Tensor, rank: int, degree: int) -> torch.Tensor | None:
+        """Return a copy of a rank's rows."""
+        assert self.dim == 0, "rows are divided"
+        rows = -(-whole.shape[0] // degree)
+        return whole.detach()[rank * rows : (rank + 1) * rows].clone()

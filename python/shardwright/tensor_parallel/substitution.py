@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -19,6 +19,7 @@ from shardwright.delayed.materialise import has_delayed, is_delayed
 from shardwright.drawing import stand_for
 from shardwright.errors import ConfigError
 from shardwright.frames.checkpointing import mark_of, set_mark
+from shardwright.tensor_parallel.attributes import user_attributes
 from shardwright.tensor_parallel.module import DistributedModule, named_shardings, parameter_dtype
 from shardwright.tensor_parallel.registry import Entry
 from shardwright.tensor_parallel.sharding import Sharding
@@ -82,10 +83,29 @@ class Substitution:
         stand_for(self.substitute, self.module)
         if self.entry.origins_hook is not None:
             self.substitute.origins = self.entry.origins_hook(self.module)
+        self._carry_attributes(dict(self.module.named_parameters(remove_duplicate=False)))
         if (mark := mark_of(self.module)) is not None:
             set_mark(self.substitute, mark)
         for hook in self.module._forward_hooks.values():  # a module with other hooks is not replaced
             self.substitute.register_forward_hook(hook)
+
+    def _carry_attributes(self, theirs: Mapping[str, torch.Tensor]) -> None:
+        """Give weights the attributes that the script has set on those that they were made of."""
+        made_of = {
+            name: tuple(
+                replace(one, attributes=user_attributes(theirs[one.name])) if one.name in theirs else one
+                for one in origins
+            )
+            for name, origins in self.substitute.origins.items()
+        }
+        self.substitute.origins = made_of
+        for name, parameter in self.substitute.named_parameters():
+            each = [one.attributes for one in made_of.get(name, ())]
+            if not each and name in theirs:
+                each = [user_attributes(theirs[name])]
+            for attribute, value in (each[0] if each else {}).items():
+                if all(attribute in one and one[attribute] is value for one in each):
+                    setattr(parameter, attribute, value)
 
 
 def unfit(module: nn.Module) -> str | None:

@@ -7,7 +7,10 @@ import enum
 import torch
 from torch.optim import Optimizer
 
-from shardwright.optimizer.sharding.elementwise import is_elementwise
+from shardwright.optimizer.sharding.elementwise import has_own_step, is_elementwise, keeps_the_rule
+
+#: What a class, or an optimizer, sets to say that its update of an element depends on that element alone.
+DECLARATION = "updates_elements_independently"
 
 
 class Reach(enum.IntEnum):
@@ -52,9 +55,10 @@ def known_reach(kind: type[Optimizer]) -> Reach | None:
     """Return how far the step of an optimizer's class looks; None if that is not known.
 
     Args:
-        kind: The class, before ``smp.DistributedOptimizer`` wrapped it. A subclass of a known one may do anything.
+        kind: The class, before ``smp.DistributedOptimizer`` wrapped it. A subclass of a known one may do anything,
+            unless it overrides nothing by which that updates.
     """
-    if is_elementwise(kind):
+    if is_elementwise(kind) or keeps_the_rule(kind):
         return Reach.ELEMENT
     name, package = kind.__name__, kind.__module__.partition(".")[0]
     if getattr(torch.optim, name, None) is kind and name in _OF_TORCH:
@@ -62,3 +66,17 @@ def known_reach(kind: type[Optimizer]) -> Reach | None:
     if package == "bitsandbytes":
         return _OF_OTHERS.get((package, name), Reach.PARAMETER)
     return _OF_OTHERS.get((package, name))
+
+
+def declares_elements(optimizer: Optimizer, kind: type[Optimizer]) -> bool:
+    """Return whether an optimizer declares that its update of an element depends on that element alone.
+
+    Args:
+        optimizer: The optimizer.
+        kind: Its class, before ``smp.DistributedOptimizer`` wrapped it. A declaration of a class says nothing of a
+            subclass that has a step of its own.
+    """
+    if DECLARATION in vars(optimizer):
+        return bool(vars(optimizer)[DECLARATION])
+    first = next((one for one in kind.__mro__ if DECLARATION in vars(one) or has_own_step(one)), None)
+    return first is not None and bool(vars(first).get(DECLARATION, False))

@@ -43,11 +43,13 @@ class Found(NamedTuple):
         reach: How far a step looks; None if it could not be tried.
         is_random: Whether it draws random numbers.
         reason: Why it could not be tried.
+        is_assumed: Whether it was seen to look less far, which does not show that it always will.
     """
 
     reach: Reach | None
     is_random: bool = False
     reason: str = ""
+    is_assumed: bool = False
 
 
 def probe(optimizer: Optimizer, kind: type[Optimizer], attributes: Iterable[str]) -> Found:

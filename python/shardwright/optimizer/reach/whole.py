@@ -1,8 +1,8 @@
-"""Steps on whole tensors: an optimizer that looks at a whole parameter gets it whole, and its rank keeps a part.
+"""Steps on whole tensors: an optimizer that may look at a whole parameter gets it whole, and its rank keeps a part.
 
-Every tensor-parallel rank gathers what is divided, makes the same update, and keeps its part of the results. So the
-update is that of one process for any optimizer that updates what its groups hold. A weight that was made of several,
-such as query, key and value in one, is updated as these.
+Every rank that has a slice or a shard gathers what is divided, makes the same update, and keeps its part of the
+results. So the update is that of one process for any optimizer that updates what its groups hold, whatever it looks at
+and whenever. A weight that was made of several, such as query, key and value in one, is updated as these.
 """
 
 from __future__ import annotations
@@ -17,25 +17,31 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.half_precision import model_parameter
-from shardwright.job.ranks import TP_GROUP
+from shardwright.job.ranks import DP_GROUP, TP_GROUP
 from shardwright.job.runtime import Runtime, find_runtime
 from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
+from shardwright.optimizer.reach.draws import drawing_nothing
+from shardwright.optimizer.reach.question import Verdict
 from shardwright.optimizer.sharding.elementwise import changes_without_gradient, original_class
 from shardwright.optimizer.sharding.step import Called
-from shardwright.tensor_parallel.sharding import Origin, Sharding
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
+from shardwright.tensor_parallel.attributes import carry_attributes, user_attributes
+from shardwright.tensor_parallel.sharding import Origin, Rows, Sharding
 
 #: The most bytes of parameters, gradients and state that a rank sends in one message.
 _MESSAGE_BYTES = 64 << 20
 Gather = Callable[[Any], Sequence[Any]]
+#: Puts a tensor with so many rows together from this rank's part of it.
+Join = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 class Divided(NamedTuple):
     """How a parameter of this rank is made of the weights that one process has.
 
     Attributes:
-        sharding: How it is divided over tensor-parallel ranks.
+        sharding: How it is divided over tensor-parallel ranks, or over those that shard parameters.
         origins: What it was made of.
     """
 
@@ -49,8 +55,8 @@ class WholeTensors(Optimizer):
     It stands directly before the class of the wrapped optimizer, so that groups hold what that would update.
     """
 
-    #: Whether steps are made on whole tensors, as was answered before the step.
-    _updates_whole: bool = False
+    #: How the step is to be made, as was answered before it.
+    _verdict: Verdict = Verdict()
     #: By parameter, what stands for it in the groups during a step. Some optimizers know parameters by identity.
     _stand_ins: Any = None
 
@@ -67,7 +73,7 @@ class WholeTensors(Optimizer):
             ShardwrightError: Gradients cannot be put together, or the optimizer changes what its groups do not hold.
             ConfigError: The optimizer calls its closure several times.
         """
-        runtime = find_runtime() if self._updates_whole else None
+        runtime = find_runtime() if self._verdict.needs_whole else None
         divided = {} if runtime is None else divided_parameters(runtime, self.param_groups)
         if runtime is None or not divided:
             return super().step() if closure is None else super().step(closure)
@@ -79,13 +85,19 @@ class WholeTensors(Optimizer):
         place = runtime.place
         if self._stand_ins is None:
             self._stand_ins = WeakIdKeyDictionary()
+        group, spot, join = TP_GROUP, (place.tp_ranks.index(place.rank), len(place.tp_ranks)), None
+        if place.shards_parameters:
+            registry = runtime[ShardedParameters]
+            group, spot = DP_GROUP, (registry.collectives.place, registry.collectives.size)
+            join = registry.joined
         step = _WholeStep(
             self,
             divided,
-            (place.tp_ranks.index(place.rank), len(place.tp_ranks)),
-            lambda value: gather_over(TP_GROUP, value, name),
+            spot,
+            lambda value: gather_over(group, value, name),
             self._stand_ins,
             gradients_agree=place.shards_optimizer_state,
+            join=join,
         )
         runtime[Updates].begins(self)  # while the groups hold the model's parameters
         step.run(super().step if closure is None else lambda: super(WholeTensors, self).step(Called(loss, name)))
@@ -109,6 +121,9 @@ def divided_parameters(runtime: Runtime, groups: Iterable[Mapping[str, Any]]) ->
                     made_of = ()
                 if sharding.dim is not None or made_of:
                     known[key] = Divided(sharding, made_of)
+    if runtime.place.shards_parameters:
+        sizes = runtime[ShardedParameters].sizes()
+        known |= {key: Divided(Rows(dim=0, size=size), ()) for key, size in sizes.items()}
     parameters = (parameter for group in groups for parameter in group["params"])
     keys = {id(parameter): id(model_parameter(parameter)) for parameter in parameters}
     return {key: known[of_model] for key, of_model in keys.items() if of_model in known}
@@ -142,14 +157,26 @@ class _WholeStep:
         stand_ins: Any,
         *,
         gradients_agree: bool = False,
+        join: Join | None = None,
     ) -> None:
-        """Prepare a step; ``place`` is this rank's place in the group that ``gather`` asks, and the group's size."""
+        """Prepare a step.
+
+        Args:
+            optimizer: The optimizer.
+            divided: How its parameters are divided.
+            place: This rank's place among those that have parts, and how many these are.
+            gather: Returns what each of them gives.
+            stand_ins: What stands for parameters in the groups, from step to step.
+            gradients_agree: Whether all of them have a gradient, or none.
+            join: Puts rows together without ``gather``, which for shards may ask more ranks.
+        """
         self._optimizer = optimizer
         self._divided = divided
         self._rank, self._degree = place
         self._gather = gather
         self._stand_ins = stand_ins
         self._gradients_agree = gradients_agree
+        self._join = join
         self._name = f"{type(optimizer).__name__}.step"
 
     @torch.no_grad()
@@ -171,11 +198,12 @@ class _WholeStep:
                     ]
             for one in wholes.values():
                 optimizer.state.pop(one.parameter, None)
-            update()
+            with drawing_nothing(optimizer):
+                update()
             if versions != [one.parameter._version for one in wholes.values()]:
                 raise ShardwrightError(
-                    f"{self._name} changed parameters that its groups do not hold: modules are divided over "
-                    "tensor-parallel ranks, and it has to update what param_groups hold when it is called"
+                    f"{self._name} changed parameters that its groups do not hold: parameters are divided over "
+                    "ranks, and it has to update what param_groups hold when it is called"
                 )
             kept = [(one, self._kept(one)) for one in wholes.values()]
         except BaseException:
@@ -248,9 +276,18 @@ class _WholeStep:
             if trained[id(one)]:
                 own["grad"] = torch.zeros_like(one) if one.grad is None else one.grad.detach()
             parts.append({"own": own, "state": self._like(one)})
+        found = []
+        if self._join is not None:
+            for one, part in zip(parameters, parts, strict=True):
+                size = self._divided[id(one)].sharding.size
+                assert size is not None, "rows are divided"
+                joined = {
+                    what: {key: self._join(value, size) for key, value in each.items()} for what, each in part.items()
+                }
+                found.append(self._stand_in(one, joined["own"], joined["state"]))
+            return found
         sent = [part for one, part in zip(parameters, parts, strict=True) if self._is_sliced(one)]
         received: Any = iter(zip(*self._gather(sent), strict=True) if sent else ())
-        found = []
         for one, part in zip(parameters, parts, strict=True):
             of_ranks = next(received) if self._is_sliced(one) else (part,)
             sharding = self._divided[id(one)].sharding
@@ -267,10 +304,12 @@ class _WholeStep:
     def _stand_in(self, parameter: torch.Tensor, own: dict[str, torch.Tensor], like: dict[str, torch.Tensor]) -> _Whole:
         origins: tuple[Origin, ...] | tuple[None] = self._divided[id(parameter)].origins or (None,)
         if parameter not in self._stand_ins:
-            self._stand_ins[parameter] = [_made_for(parameter) for _ in origins]
+            self._stand_ins[parameter] = [nn.Parameter(parameter.detach().new_empty(0)) for _ in origins]
         state: Any = self._optimizer.state.get(parameter) or {}
         stand_ins: list[nn.Parameter] = self._stand_ins[parameter]
         for origin, one in zip(origins, stand_ins, strict=True):
+            attributes = user_attributes(model_parameter(parameter))
+            carry_attributes(attributes if origin is None else {**origin.attributes, **attributes}, one)
             one.requires_grad_(parameter.requires_grad)
             one.data = own[""] if origin is None else origin.of(own[""])
             if (dtype := getattr(parameter, "grad_dtype", one.dtype)) is not one.dtype:
@@ -350,13 +389,6 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and torch.equal(one, other) and one.dim() == 0
     return type(one) is type(other) and not isinstance(one, torch.Tensor) and bool(one == other)
-
-
-def _made_for(parameter: torch.Tensor) -> nn.Parameter:
-    """Return a parameter without values that has the attributes of another one, by which some optimizers choose."""
-    made = nn.Parameter(parameter.detach().new_empty(0))
-    vars(made).update({key: value for key, value in vars(model_parameter(parameter)).items() if key[:1] != "_"})
-    return made
 
 
 def _gradient_kind(gradient: torch.Tensor | None) -> str | None:
