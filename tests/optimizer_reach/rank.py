@@ -155,6 +155,10 @@ def replaced(optimizer: str) -> None:
 
     pair.optimizer.step = timed
     pair.run(2)
+    watched = pair.optimizer.step
+    pair.optimizer.step = counted
+    pair.optimizer.step = watched
+    assert pair.optimizer.step is watched, "what is put back again and again does not grow"
     pair.optimizer.step = counted
     own = type(pair.optimizer).step
     pair.optimizer.step = own.__get__(pair.optimizer)

@@ -17,6 +17,9 @@ from shardwright.model.updates import Updates
 from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.reach import may_divide
 
+#: Marks a function that watches what has taken the place of a step, by itself.
+_WATCHED = "_shardwright_watched"
+
 
 def counts_steps_only(optimizer: Optimizer) -> bool:
     """Return whether an optimizer's own ``step`` is what a learning-rate scheduler has put there to count its steps."""
@@ -50,8 +53,12 @@ class ReplaceableStep(Optimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a function that takes the place of ``step`` is watched."""
-        is_own = getattr(value, "__self__", None) is self and getattr(value, "__func__", None) is type(self).step
-        super().__setattr__(name, _watched(self, value) if name == "step" and not is_own else value)
+        super().__setattr__(name, _watched(self, value) if name == "step" and not self._is_known(value) else value)
+
+    def _is_known(self, value: Any) -> bool:
+        """Whether this is put back: the step of the class, or one that is watched already."""
+        function = getattr(value, "__func__", value)
+        return function is type(self).step or getattr(function, _WATCHED, None) is function
 
 
 def _watched(optimizer: ReplaceableStep, replaced_by: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,10 +73,11 @@ def _watched(optimizer: ReplaceableStep, replaced_by: Callable[..., Any]) -> Cal
             _refuse(optimizer, replaced_by)
         return result
 
-    if isinstance(replaced_by, types.MethodType):  # schedulers look for the function of a bound method
-        return types.MethodType(functools.wraps(replaced_by)(step), optimizer)
-    # With the marks of schedulers.
-    return functools.wraps(replaced_by)(lambda *args, **kwargs: step(None, *args, **kwargs))
+    is_bound = isinstance(replaced_by, types.MethodType)  # schedulers look for the function of a bound method
+    watched: Any = step if is_bound else lambda *args, **kwargs: step(None, *args, **kwargs)
+    functools.update_wrapper(watched, replaced_by)  # with the marks of schedulers
+    setattr(watched, _WATCHED, watched)  # a function that wraps it copies the mark, but is another
+    return types.MethodType(watched, optimizer) if is_bound else watched
 
 
 def _refuse(optimizer: Any, replaced_by: Callable[..., Any]) -> None:
