@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.half_precision import Masters
-from shardwright.optimizer.reach import drawing_nothing
+from shardwright.optimizer.reach import drawing_nothing, question
 from shardwright.optimizer.reach.known import Reach, declares_elements, known_reach
+from shardwright.optimizer.reach.probe import Found
 from shardwright.optimizer.sharding.elementwise import is_elementwise
 from torch import nn
 
@@ -106,6 +108,33 @@ def test_a_declaration_is_of_the_class_that_has_the_step() -> None:
     assert not declares_elements(again, DeclaredAgain)
     again.updates_elements_independently = True
     assert declares_elements(again, DeclaredAgain)
+
+
+def test_a_trial_is_made_again_where_something_may_be_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[int] = []
+
+    def counted(*given: Any) -> Found:
+        trials.append(1)
+        return Found(Reach.ELEMENT)
+
+    monkeypatch.setattr(question, "probe", counted)
+    optimizer = OwnStep([parameter()], weight_decay=0.0)
+
+    def asked() -> int:
+        question.found_of(optimizer, OwnStep)
+        return len(trials)
+
+    assert [asked(), asked()] == [1, 1]
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert asked() == 1, "neither a load nor another rate switches anything on"
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    assert asked() == 2
+    optimizer.uses_norms = True  # type: ignore[attr-defined]
+    assert asked() == 3
+    optimizer.uses_norms = False  # type: ignore[attr-defined]
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    assert [asked(), asked()] == [4, 4]
 
 
 def test_master_weights_have_the_attributes_of_their_parameters() -> None:

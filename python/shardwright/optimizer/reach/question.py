@@ -135,7 +135,7 @@ def _switches(options: Mapping[str, Any]) -> dict[str, Any]:
         else bool(value)
         if isinstance(value, (int, float))
         else type(value)
-        for key, value in options.items()
+        for key, value in sorted(options.items(), key=lambda entry: str(entry[0]))  # loads give another order
         if key != "lr"
     }
 
