@@ -2717,7 +2717,7 @@ def end_with(process: SupportsIndex) -> None:
     """
     Ends this process by a signal as soon as another one has ended, with all of its process group if it leads that.
 
-    Raises `ProcessLookupError` where there is no such process, and `OSError` where there is no thread to wait for it.
+    Raises `OSError` where there is no such process, or no thread to wait for its end.
     """
 
 def export_full_checkpoint(

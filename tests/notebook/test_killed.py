@@ -63,6 +63,6 @@ def test_a_launcher_that_has_ended_is_named() -> None:
     ended.wait()
     with pytest.raises(JobStartError, match=rf"the launcher of this rank, process {ended.pid}, has ended"):
         end_with_launcher({LAUNCHER: str(ended.pid)})
-    with pytest.raises(ProcessLookupError):
+    with pytest.raises(OSError, match="No such process"):
         _core.end_with(ended.pid)
     end_with_launcher({})

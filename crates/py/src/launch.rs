@@ -93,7 +93,7 @@ impl From<Launch> for LaunchInfo {
 
 /// Ends this process by a signal as soon as another one has ended, with all of its process group if it leads that.
 ///
-/// Raises `ProcessLookupError` where there is no such process, and `OSError` where there is no thread to wait for it.
+/// Raises `OSError` where there is no such process, or no thread to wait for its end.
 #[pyfunction]
 pub(crate) fn end_with(process: u32) -> PyResult<()> {
     Ok(shardwright_system::end_with(process)?)

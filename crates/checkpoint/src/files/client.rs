@@ -25,6 +25,8 @@ const MOST_ERROR_BYTES: usize = 4 << 10;
 /// The most bytes of an answer that is no object, such as a page of a list: a thousand entries of some kilobytes.
 const MOST_ANSWER_BYTES: usize = 16 << 20;
 
+type Setter = fn(ClientBuilder, Duration) -> ClientBuilder;
+
 type Cause = Box<dyn StdError + Send + Sync>;
 
 /// Makes such clients.
@@ -67,7 +69,7 @@ fn client(options: &ClientOptions) -> Result<Client, Cause> {
     } else {
         builder.tls_certs_merge(certificates)
     };
-    let times: [(Key, fn(ClientBuilder, Duration) -> ClientBuilder); 6] = [
+    let times: [(Key, Setter); 6] = [
         (Key::Timeout, ClientBuilder::timeout),
         (Key::ConnectTimeout, ClientBuilder::connect_timeout),
         (Key::ReadTimeout, ClientBuilder::read_timeout),
