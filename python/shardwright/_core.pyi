@@ -510,19 +510,11 @@ class CheckpointWriter:
 
         `description` is a JSON object: `library_version`, `step`, `degrees`, `partition`, `aliases`, `user_content`.
         """
-    def leave_note(self, /, name: str, text: str) -> None:
-        """
-        Leave a note for other ranks beside the parts, until the checkpoint is completed or given up.
-        """
     def lock(self, /, seconds: SupportsFloat | SupportsIndex) -> None:
         """
         Keep other jobs from saving into this directory until `unlock`, or until this process ends. Waits for one that does.
 
         Raises `ShardwrightError` after so many seconds.
-        """
-    def note(self, /, name: str) -> str | None:
-        """
-        What a note says; None if it is not there.
         """
     def unlock(self, /) -> None:
         """

@@ -70,6 +70,10 @@ class LeftOutError(ShardwrightError):
     """
 
 
+class CheckpointGoneError(CheckpointError):
+    """A checkpoint was removed or replaced by another job while it was read; those that are there are whole."""
+
+
 class VerificationError(ShardwrightError):
     """A distributed step computed a different result than one process; see ``raise_on_difference`` of ``smp.verify``.
 

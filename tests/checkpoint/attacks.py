@@ -71,7 +71,7 @@ def wrong_calls(folder: str) -> None:
     smp.save_checkpoint(folder, "a")
     with pytest.raises(smp.CheckpointError, match=r'"b"'):
         smp.resume_from_checkpoint(folder, "b")
-    with pytest.raises(smp.CheckpointError, match=r"cannot create .*: Not a directory"):
+    with pytest.raises(smp.CheckpointError, match=r"cannot open .*: Not a directory"):
         smp.save_checkpoint(Path(folder) / "a_partial" / "manifest.json", "c")
     if smp.size() > 1:
         with pytest.raises(smp.CheckpointError, match="ranks gave different values of tag"):
@@ -138,7 +138,7 @@ def another_model(folder: str) -> None:
 
 
 def damaged(folder: str) -> None:
-    """A file that was changed is named, on every rank, and no step runs with what was loaded in part."""
+    """A file that was changed is named, on every rank, before anything is taken over: the training goes on."""
     training = Training()
     training.run(1)
     smp.save_checkpoint(folder, "a")
@@ -149,10 +149,12 @@ def damaged(folder: str) -> None:
         data[-1] ^= 1
         path.write_bytes(data)
     smp.barrier()
+    expected = values(training, buffers=not smp.dp_rank())
     with pytest.raises(smp.CheckpointError, match=r"part-00000.safetensors have changed"):
         smp.resume_from_checkpoint(folder)
-    with pytest.raises((smp.PartialUpdateError, smp.RemoteError), match="loaded in part"):
-        training.run(1)
+    found = values(training, buffers=not smp.dp_rank())
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    training.run(1)
 
 
 def full_disk_in_background(folder: str) -> None:

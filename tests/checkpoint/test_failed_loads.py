@@ -104,6 +104,16 @@ def loads(training: Training, folder: Path, state: dict[str, Any]) -> dict[str, 
     }
 
 
+def is_untouched(training: Training, before: dict[str, torch.Tensor]) -> bool:
+    """Whether all values can be read, and are those of before the load."""
+    try:
+        now = training.values()
+    except smp.PartialUpdateError:
+        return False
+    assert all(torch.equal(value, before[key]) for key, value in now.items())
+    return True
+
+
 def check(runtime: Runtime, ranks: int, failing: int, folder: Path) -> list[str]:
     training = Training(ranks)
     for number in range(2):
@@ -114,8 +124,9 @@ def check(runtime: Runtime, ranks: int, failing: int, folder: Path) -> list[str]
     state, good = training.model.state_dict(), training.values()
     wrong = []
     for name, load in loads(training, folder, state).items():
-        for point in range(20):
+        for point in range(40):
             training.step()
+            before = training.values()
             smp.barrier()  # the other rank's copies are counted from here on too
             with failing_copies(failing, point) as counts:
                 try:
@@ -126,6 +137,8 @@ def check(runtime: Runtime, ranks: int, failing: int, folder: Path) -> list[str]
                 failed_on = smp.allgather(failed, smp.WORLD)
             if not any(failed_on):
                 break
+            if all(smp.allgather(is_untouched(training, before), smp.WORLD)):  # it failed before it began to load
+                continue
             used = uses(training, folder, ranks)
             if ranks > 1 and name == "state dict":  # which fails on one rank, and tells nobody before the next step
                 used = {"step": training.step}

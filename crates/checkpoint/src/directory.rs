@@ -1,16 +1,19 @@
 //! A directory of checkpoints: which are there, and which one is the newest.
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
-use std::num::NonZeroU64;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Advice, fadvise};
-
+use crate::eager::write_file;
 use crate::error::{CheckpointError, cannot};
-use crate::files::Files;
+use crate::files::{Files, disk};
 use crate::manifest::Manifest;
 use crate::names::{FOLDER_SUFFIX, MANIFEST, NEWEST, REMOVING, WRITING, check_tag};
+
+/// How many bytes `newest` has at most: two lines.
+const NEWEST_BYTES: u64 = 1 << 10;
+/// How many bytes a manifest has at most; a checkpoint of 10 TB has 200 MB.
+const MANIFEST_BYTES: u64 = 1 << 30;
 
 /// A directory of checkpoints: a folder for each, and the file `newest` with the tag of the one that was completed last. It is
 /// on a disk, or in an object store.
@@ -91,6 +94,7 @@ impl Directory {
             })?,
         };
         if self.has(&tag)? {
+            self.check_folder(&tag)?;
             return Ok(self.folder(&tag));
         }
         Err(CheckpointError::NoCheckpoint {
@@ -98,6 +102,15 @@ impl Directory {
             found: self.tags(),
             tag,
         })
+    }
+
+    /// Refuses a link in the place of a checkpoint's folder: it may lead anywhere.
+    fn check_folder(&self, tag: &str) -> Result<(), CheckpointError> {
+        let folder = self.folder(tag);
+        match &self.files {
+            Files::Disk => disk::check_folder(&folder).map_err(cannot("open", &folder)),
+            Files::Store(_) => Ok(()),
+        }
     }
 
     /// Whether a checkpoint is there, whatever its folder holds; in a store, whether it is complete.
@@ -109,9 +122,20 @@ impl Directory {
         }
     }
 
+    /// Whether a folder that was found is still there.
+    pub(crate) fn has_folder(&self, folder: &Path) -> bool {
+        match &self.files {
+            Files::Disk => folder.symlink_metadata().is_ok(),
+            Files::Store(_) => self.has_manifest(folder).unwrap_or(true),
+        }
+    }
+
     fn has_manifest(&self, folder: &Path) -> Result<bool, CheckpointError> {
         match &self.files {
-            Files::Disk => Ok(folder.join(MANIFEST).is_file()),
+            Files::Disk => {
+                let found = folder.join(MANIFEST).symlink_metadata();
+                Ok(found.is_ok_and(|found| found.is_file()))
+            }
             Files::Store(_) => {
                 let listed = self.files.list(folder)?;
                 Ok(listed.iter().any(|one| one.name == MANIFEST))
@@ -138,7 +162,7 @@ impl Directory {
     /// The tag of the checkpoint that was completed last; `None` if there is none.
     pub fn newest(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.path.join(NEWEST);
-        let Some(bytes) = self.files.read(&path)? else {
+        let Some(bytes) = self.files.read(&path, NEWEST_BYTES)? else {
             return Ok(None);
         };
         let text = String::from_utf8(bytes).unwrap_or_default();
@@ -166,6 +190,7 @@ impl Directory {
                 let state = match self.manifest(tag) {
                     Ok(manifest) => EntryState::Complete(Box::new(manifest)),
                     Err(error) if self.is_incomplete(&error) => EntryState::Incomplete,
+                    Err(error) if error.is_absence() && !self.has(tag)? => continue, // it went meanwhile
                     Err(error) => EntryState::Unusable(error),
                 };
                 (tag, state)
@@ -211,6 +236,7 @@ impl Directory {
 
     /// The manifest of a checkpoint.
     pub(crate) fn manifest(&self, tag: &str) -> Result<Manifest, CheckpointError> {
+        self.check_folder(tag)?;
         let path = self.folder(tag).join(MANIFEST);
         let manifest = read_manifest(&self.files, &path)?;
         if manifest.tag != tag {
@@ -253,7 +279,15 @@ impl Directory {
         let folder = self.folder(tag);
         fs::rename(&folder, &aside).map_err(cannot("remove", &folder))?;
         sync_folder(&self.path)?;
-        remove_folder(&aside)
+        match remove_folder(&aside) {
+            // Somebody still reads a file of it on a file system that keeps such files in their folder: it goes later.
+            Err(CheckpointError::Io { source, .. })
+                if source.kind() == ErrorKind::DirectoryNotEmpty =>
+            {
+                Ok(())
+            }
+            removed => removed,
+        }
     }
 }
 
@@ -271,7 +305,7 @@ pub(crate) fn checked_tag(tag: &str) -> Result<(), CheckpointError> {
 }
 
 pub(crate) fn read_manifest(files: &Files, path: &Path) -> Result<Manifest, CheckpointError> {
-    let bytes = files.read(path)?;
+    let bytes = files.read(path, MANIFEST_BYTES)?;
     let bytes = bytes.ok_or_else(|| cannot("read", path)(ErrorKind::NotFound.into()))?;
     Manifest::from_bytes(&bytes).map_err(|source| CheckpointError::Manifest {
         path: path.to_owned(),
@@ -290,93 +324,9 @@ pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(names)
 }
 
-/// Writes a small file, down to the disk.
-pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
-    let mut file = File::create(path).map_err(cannot("create", path))?;
-    write_slices(&mut file, path, &[bytes])?;
-    file.sync_all().map_err(cannot("write to the disk", path))
-}
-
-/// A file that goes to the disk while it is written. The kernel would begin with that when much memory is full of such data,
-/// or at the end.
-#[derive(Debug)]
-pub(crate) struct EagerFile {
-    file: File,
-    written: u64,
-    begun: u64,
-}
-
-impl EagerFile {
-    /// How much is handed to the disk at once.
-    const STRETCH: u64 = 16 << 20;
-
-    /// A file at its beginning.
-    pub(crate) fn new(file: File) -> Self {
-        Self {
-            file,
-            written: 0,
-            begun: 0,
-        }
-    }
-
-    /// Waits until all is on the disk.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_all()
-    }
-}
-
-impl Write for EagerFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let room = (Self::STRETCH - (self.written - self.begun)) as usize;
-        let count = self.file.write(&bytes[..bytes.len().min(room)])?;
-        self.written += count as u64;
-        if self.written - self.begun == Self::STRETCH {
-            // Of data that are not on the disk yet, Linux begins to write those that will not be needed in memory. This is
-            // advice: where it is not taken, the end is only later.
-            let stretch = NonZeroU64::new(Self::STRETCH);
-            fadvise(&self.file, self.begun, stretch, Advice::DontNeed).ok();
-            self.begun = self.written;
-        }
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-/// Writes slices one after another, and tells how far it came if it fails.
-pub(crate) fn write_slices(
-    out: &mut impl Write,
-    path: &Path,
-    slices: &[&[u8]],
-) -> Result<(), CheckpointError> {
-    let mut written = 0;
-    let failed = |written, source| CheckpointError::Write {
-        path: path.to_owned(),
-        written,
-        wanted: slices.iter().map(|slice| slice.len() as u64).sum(),
-        source,
-    };
-    for mut rest in slices.iter().copied() {
-        while !rest.is_empty() {
-            match out.write(rest) {
-                Ok(0) => return Err(failed(written, ErrorKind::WriteZero.into())),
-                Ok(count) => {
-                    written += count as u64;
-                    rest = &rest[count..];
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(written, error)),
-            }
-        }
-    }
-    Ok(())
-}
-
 /// What was created, renamed or removed in a folder stays so if the machine stops.
 pub(crate) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    let synced = disk::open_folder(folder).and_then(|folder| folder.sync_all());
     synced.map_err(cannot("write to the disk", folder))
 }
 

@@ -1,11 +1,11 @@
 //! Why a checkpoint is not written, or not read.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::assemble::AssembleError;
+use crate::damage::Damage;
 use crate::files::StoreError;
 use crate::foreign::ForeignError;
 use crate::manifest::ManifestError;
@@ -237,6 +237,16 @@ pub enum CheckpointError {
         /// What is wrong with them.
         damages: Vec<Damage>,
     },
+    /// Another job has removed the checkpoint, or replaced it, since it was opened.
+    #[error(
+        "the checkpoint in {} was removed or replaced while it was read, as by a job that keeps the newest ones only: nothing \
+         is wrong with those that are there",
+        folder.display()
+    )]
+    Gone {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+    },
     /// The checkpoint has no such tensor.
     #[error("the checkpoint in {} has no tensor {name:?}", folder.display())]
     NoTensor {
@@ -266,94 +276,16 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether a file is not there.
+    /// Whether a file is not there, or no longer.
     pub(crate) fn is_absence(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+        use io::ErrorKind::{NotFound, StaleNetworkFileHandle};
+        let gone = [NotFound, StaleNetworkFileHandle];
+        matches!(self, Self::Io { source, .. } if gone.contains(&source.kind()))
     }
-}
 
-/// How a file is not as it was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Damage {
-    /// It is not there.
-    Missing {
-        /// The file.
-        file: String,
-    },
-    /// It is not of this checkpoint.
-    Extra {
-        /// The file.
-        file: String,
-    },
-    /// It has another size.
-    Size {
-        /// The file.
-        file: String,
-        /// Its size.
-        found: u64,
-        /// The size that it was written with.
-        expected: u64,
-    },
-    /// Bytes have changed.
-    Chunk {
-        /// The file.
-        file: String,
-        /// The range of bytes among which they are.
-        begin: u64,
-        /// Behind the last one.
-        end: u64,
-        /// The file of the same checkpoint whose bytes these are.
-        belongs_to: Option<String>,
-    },
-    /// Its header says something else than the manifest.
-    Header {
-        /// The file.
-        file: String,
-        /// What.
-        problem: String,
-    },
-}
-
-impl Damage {
-    /// The name of the file.
-    pub fn file(&self) -> &str {
-        match self {
-            Self::Missing { file }
-            | Self::Extra { file }
-            | Self::Size { file, .. }
-            | Self::Chunk { file, .. }
-            | Self::Header { file, .. } => file,
-        }
-    }
-}
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing { file } => write!(f, "{file} is missing"),
-            Self::Extra { file } => write!(f, "{file} does not belong to it"),
-            Self::Size {
-                file,
-                found,
-                expected,
-            } => write!(
-                f,
-                "{file} has {found} bytes and was written with {expected}"
-            ),
-            Self::Chunk {
-                file,
-                begin,
-                end,
-                belongs_to,
-            } => {
-                write!(f, "bytes {begin} to {end} of {file} have changed")?;
-                match belongs_to {
-                    Some(other) => write!(f, ": they are those of {other}"),
-                    None => Ok(()),
-                }
-            }
-            Self::Header { file, problem } => write!(f, "the header of {file}: {problem}"),
-        }
+    /// Whether it is of a checkpoint that went meanwhile: who looks again may find another.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Gone { .. })
     }
 }
 

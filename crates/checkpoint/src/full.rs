@@ -9,9 +9,10 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use safetensors::tensor::TensorInfo;
 use serde_json::{Value, json};
 
-use crate::directory::{remove_folder, sync_folder, write_file};
+use crate::directory::{remove_folder, sync_folder};
+use crate::eager::write_file;
 use crate::error::{CheckpointError, cannot};
-use crate::files::check_on_disk;
+use crate::files::{check_on_disk, disk};
 use crate::manifest::Tensor;
 use crate::names::WRITING;
 use crate::part::header;
@@ -71,7 +72,7 @@ pub fn export_full(
     let tensors = model_tensors(checkpoint)?;
     let place = Place::new(out, options.replace)?;
     remove_folder(&place.beside)?; // what an ended run left
-    fs::create_dir_all(&place.beside).map_err(cannot("create", &place.beside))?;
+    disk::make_folder(&place.beside).map_err(cannot("create", &place.beside))?;
     let exported = write(
         checkpoint,
         &tensors,

@@ -1,7 +1,7 @@
 //! A checkpoint out of a model in the layout of the Hugging Face libraries.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::num::NonZeroU16;
 use std::os::unix::fs::FileExt;
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::assemble::Description;
 use crate::directory::Directory;
 use crate::error::{CheckpointError, cannot};
+use crate::files::disk;
 use crate::foreign::{
     ForeignError, ForeignTensor, MAX_HEADER_BYTES, data_bytes, read_header, read_index,
 };
@@ -140,7 +141,7 @@ fn foreign(path: &Path, source: ForeignError) -> CheckpointError {
 }
 
 fn read_if_there(path: &Path) -> Result<Option<(PathBuf, Vec<u8>)>, CheckpointError> {
-    match fs::read(path) {
+    match disk::open_linked(path).and_then(|file| disk::read(&file, MAX_HEADER_BYTES)) {
         Ok(text) => Ok(Some((path.to_owned(), text))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(cannot("read", path)(error)),
@@ -179,7 +180,7 @@ fn file_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), CheckpointE
 
 /// A file with its tensors.
 fn open_file(path: PathBuf) -> Result<(ForeignFile, Vec<ForeignTensor>), CheckpointError> {
-    let file = File::open(&path).map_err(cannot("open", &path))?;
+    let file = disk::open_linked(&path).map_err(cannot("open", &path))?;
     let found = file.metadata().map_err(cannot("look at", &path))?;
     if !found.is_file() {
         let problem = ForeignError::Form("it is no ordinary file".to_owned());

@@ -1,12 +1,12 @@
 //! Parts whose bytes come one after another, such as those of a device, with as much memory whatever their size.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::PathBuf;
 use std::thread;
 
 use crate::directory::{Directory, sync_folder};
 use crate::error::{CheckpointError, cannot};
-use crate::files::{Files, Upload};
+use crate::files::{Files, Upload, disk};
 use crate::hash::ChunkHasher;
 use crate::part::{PartLayout, PartReport, PieceSpec, lay_out_specs};
 use crate::stream::Streamed;
@@ -51,8 +51,8 @@ impl PartWriter {
             (Out::Object(Box::new(upload)), name)
         } else {
             let folder = directory.writing(tag);
-            fs::create_dir_all(&folder).map_err(cannot("create", &folder))?;
-            let file = File::create(&path).map_err(cannot("create", &path))?;
+            disk::make_folder(&folder).map_err(cannot("create", &folder))?;
+            let file = disk::create(&path).map_err(cannot("create", &path))?;
             let file = Streamed::new(file, &path, layout.bytes);
             (Out::File(file, path), name.to_owned())
         };

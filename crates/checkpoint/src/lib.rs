@@ -46,8 +46,10 @@ mod assemble;
 mod background;
 mod chunks;
 mod compare;
+mod damage;
 mod differences;
 mod directory;
+mod eager;
 mod error;
 mod files;
 mod foreign;
@@ -59,7 +61,6 @@ mod leftovers;
 mod lock;
 mod manifest;
 mod names;
-mod notes;
 mod part;
 mod plan;
 mod read;
@@ -69,6 +70,8 @@ mod retention;
 mod rewrite;
 mod stream;
 mod stretches;
+mod tiling;
+mod verify;
 mod write;
 
 #[cfg(test)]
@@ -77,9 +80,10 @@ mod tests;
 pub use assemble::{AssembleError, Description, Said, assemble};
 pub use background::{Background, PartCopy, PartInBackground};
 pub use compare::{Unequal, unequal};
+pub use damage::Damage;
 pub use differences::{Difference, TensorKind, differences};
 pub use directory::{Directory, Entry, EntryState};
-pub use error::{CheckpointError, Damage};
+pub use error::CheckpointError;
 pub use files::StoreError;
 pub use foreign::{ForeignError, check_header};
 pub use full::{CONFIG_KEY, ExportOptions, Exported, export_full};
@@ -92,7 +96,6 @@ pub use manifest::{
     Tensor, item_bytes, seal,
 };
 pub use names::{NameError, check_tag};
-pub use notes::{leave_note, note};
 pub use part::{PartReport, PieceError, PieceSpec, PieceView};
 pub use plan::{PlanError, Read, plan};
 pub use read::{Checkpoint, Touched, Wanted};

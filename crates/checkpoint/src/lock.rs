@@ -6,7 +6,7 @@ use std::process;
 
 use crate::directory::Directory;
 use crate::error::{CheckpointError, cannot};
-use crate::files::Files;
+use crate::files::{Files, disk};
 
 /// The right to save into a directory, for as long as this lives; a process that ends loses it.
 #[derive(Debug)]
@@ -27,10 +27,10 @@ impl Directory {
         let folder = match self.files() {
             Files::Disk => {
                 let path = self.path();
-                let opened = match File::open(path) {
+                let opened = match disk::open_folder(path) {
                     Err(error) if error.kind() == ErrorKind::NotFound => {
                         fs::create_dir_all(path).map_err(cannot("create", path))?;
-                        File::open(path)
+                        disk::open_folder(path)
                     }
                     opened => opened,
                 };

@@ -12,6 +12,8 @@ use crate::region::{Region, RegionError, num_elements};
 
 /// What stands before the header in a file of the format: its size.
 pub(crate) const SIZE_BYTES: usize = size_of::<u64>();
+/// How many bytes come before a file's data at most; writing refuses more, too.
+pub(crate) const MAX_HEADER_BYTES: u64 = 1 << 28;
 /// Headers are filled up to this, so that data are aligned.
 const ALIGNMENT: usize = 8;
 
@@ -241,8 +243,23 @@ pub(crate) fn header(infos: Vec<(String, TensorInfo)>) -> Vec<u8> {
     header
 }
 
-/// What is wrong with a file's header, all that comes before its data; `None` if it says what the manifest says.
-pub(crate) fn header_problem(header: &[u8], manifest: &Manifest, file: usize) -> Option<String> {
+/// What a header says of a piece: where it lies, its type and its shape.
+pub(crate) type Described = ((usize, usize), Dtype, Vec<usize>);
+
+/// What the headers of all files have to say.
+pub(crate) fn headers(manifest: &Manifest) -> Vec<Vec<Described>> {
+    let mut headers = vec![Vec::new(); manifest.files.len()];
+    for tensor in &manifest.tensors {
+        for piece in &tensor.pieces {
+            let offsets = (piece.bytes.begin as usize, piece.bytes.end as usize);
+            headers[piece.file].push((offsets, tensor.dtype, sides(&piece.region)));
+        }
+    }
+    headers
+}
+
+/// What is wrong with a file's header, all that comes before its data; `None` if it says what is expected.
+pub(crate) fn header_problem(header: &[u8], mut expected: Vec<Described>) -> Option<String> {
     let Some((size, text)) = header.split_first_chunk::<SIZE_BYTES>() else {
         return Some("it is shorter than its size".to_owned());
     };
@@ -258,13 +275,6 @@ pub(crate) fn header_problem(header: &[u8], manifest: &Manifest, file: usize) ->
         .values()
         .map(|info| (info.data_offsets, info.dtype, info.shape.clone()))
         .collect();
-    let mut expected = Vec::new();
-    for tensor in &manifest.tensors {
-        for piece in tensor.pieces.iter().filter(|piece| piece.file == file) {
-            let offsets = (piece.bytes.begin as usize, piece.bytes.end as usize);
-            expected.push((offsets, tensor.dtype, sides(&piece.region)));
-        }
-    }
     found.sort_unstable();
     expected.sort_unstable();
     (found != expected).then(|| "it has other tensors than the manifest says".to_owned())

@@ -8,18 +8,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::chunks::{Chunks, Slot, read_chunks};
+use crate::damage::Damage;
 use crate::directory::{Directory, read_manifest};
-use crate::error::{CheckpointError, Damage};
-use crate::files::{Files, Found, OpenFile, is_of_a_save};
+use crate::error::CheckpointError;
+use crate::files::{Files, Found, OpenFile, disk, is_of_a_save};
 use crate::hash::{CHUNK_BYTES, ChunkHash, num_chunks};
 use crate::manifest::Manifest;
 use crate::names::{FOLDER_SUFFIX, MANIFEST};
-use crate::part::header_problem;
 use crate::plan::plan;
 use crate::region::Region;
 
-/// How many chunks are verified before progress is told.
-const VERIFIED_CHUNKS: usize = 16;
+/// How often a checkpoint is looked for that another job removes or replaces meanwhile.
+const LOOKS: usize = 20;
 
 /// A complete checkpoint, open for reading.
 #[derive(Clone, Debug)]
@@ -55,7 +55,10 @@ impl Checkpoint {
     /// Opens a checkpoint of a directory, the newest if no tag is given. All its files are there then, with their sizes,
     /// and no others; their bytes are verified where they are read.
     pub fn open(directory: &Directory, tag: Option<&str>) -> Result<Self, CheckpointError> {
-        Self::whole(Self::look(directory, directory.find(tag)?)?)
+        let is_newest = tag.is_none();
+        Self::whole(look_again(is_newest, || {
+            Self::look(directory, directory.find(tag)?)
+        })?)
     }
 
     /// Opens the checkpoint that a user means by a path: that of a directory, or of a checkpoint's folder if no tag is given.
@@ -66,8 +69,9 @@ impl Checkpoint {
     /// What [`locate`](Self::locate) opens, and its files that are missing, too many or of other sizes.
     pub fn inspect(path: &Path, tag: Option<&str>) -> Result<(Self, Vec<Damage>), CheckpointError> {
         let directory = Directory::new(path);
-        let folder = directory.locate(tag)?;
-        Self::look(&directory, folder)
+        look_again(tag.is_none(), || {
+            Self::look(&directory, directory.locate(tag)?)
+        })
     }
 
     fn whole((checkpoint, damages): (Self, Vec<Damage>)) -> Result<Self, CheckpointError> {
@@ -84,7 +88,14 @@ impl Checkpoint {
     ) -> Result<(Self, Vec<Damage>), CheckpointError> {
         let path = folder.join(MANIFEST);
         let files = directory.files().clone();
-        let manifest = read_manifest(&files, &path)?;
+        let manifest = read_manifest(&files, &path).map_err(|error| {
+            if error.is_absence() && !directory.has_folder(&folder) {
+                let folder = folder.clone();
+                CheckpointError::Gone { folder }
+            } else {
+                error
+            }
+        })?;
         let name = folder.file_name().map(|name| name.to_string_lossy());
         let expected = name
             .as_ref()
@@ -101,8 +112,36 @@ impl Checkpoint {
             files,
             manifest,
         };
-        let damages = checkpoint.damaged_files()?;
+        let damages = checkpoint.damaged_files();
+        let damages = damages.map_err(|error| checkpoint.explained(error))?;
+        if !damages.is_empty() && checkpoint.is_gone() {
+            return Err(checkpoint.gone());
+        }
         Ok((checkpoint, damages))
+    }
+
+    /// Whether its folder has another manifest by now, or none.
+    pub(crate) fn is_gone(&self) -> bool {
+        match read_manifest(&self.files, &self.folder.join(MANIFEST)) {
+            Ok(found) => found != self.manifest,
+            Err(error) => error.is_absence(),
+        }
+    }
+
+    pub(crate) fn gone(&self) -> CheckpointError {
+        CheckpointError::Gone {
+            folder: self.folder.clone(),
+        }
+    }
+
+    /// An error of reading, which is none of the checkpoint's where it is not there any more.
+    pub(crate) fn explained(&self, error: CheckpointError) -> CheckpointError {
+        let is_of_files = matches!(error, CheckpointError::Damaged { .. }) || error.is_absence();
+        if is_of_files && self.is_gone() {
+            self.gone()
+        } else {
+            error
+        }
     }
 
     /// What it holds, and where.
@@ -142,69 +181,8 @@ impl Checkpoint {
             touched.chunks += 1;
             touched.bytes += range.end - range.start;
         }
-        read_chunks(self, chunks)?;
+        read_chunks(self, chunks).map_err(|error| self.explained(error))?;
         Ok(touched)
-    }
-
-    /// Reads all files, and lists what is wrong with any. `progress` is told how many bytes have been read since it was
-    /// told last.
-    pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Damage>, CheckpointError> {
-        let mut damages = self.damaged_files()?;
-        let unreadable: Vec<String> = damages
-            .iter()
-            .map(|damage| damage.file().to_owned())
-            .collect();
-        for (number, file) in self.manifest.files.iter().enumerate() {
-            if unreadable.contains(&file.name) {
-                continue;
-            }
-            let before = damages.len();
-            let opened = self.open_file(number)?;
-            let all = num_chunks(file.bytes);
-            for begin in (0..all).step_by(VERIFIED_CHUNKS) {
-                let batch = begin..(begin + VERIFIED_CHUNKS as u64).min(all);
-                let nothing_of = batch.clone().map(|chunk| ((number, chunk), Vec::new()));
-                match read_chunks(self, nothing_of.collect()) {
-                    Err(CheckpointError::Damaged { .. }) => {
-                        damages.extend(self.damaged_chunks(&opened, number, batch.clone())?);
-                    }
-                    other => other?,
-                }
-                progress(self.range(number, batch.end - 1).end - self.range(number, begin).start);
-            }
-            if damages.len() > before {
-                continue; // the header's bytes may be among those that have changed
-            }
-            let mut header = vec![0; file.data_begin as usize];
-            self.read_at(&opened, number, 0, &mut header)?;
-            if let Some(problem) = header_problem(&header, &self.manifest, number) {
-                damages.push(Damage::Header {
-                    file: file.name.clone(),
-                    problem,
-                });
-            }
-        }
-        Ok(damages)
-    }
-
-    /// What is wrong with some chunks of a file.
-    fn damaged_chunks(
-        &self,
-        file: &OpenFile,
-        number: usize,
-        chunks: Range<u64>,
-    ) -> Result<Vec<Damage>, CheckpointError> {
-        let mut damages = Vec::new();
-        let mut memory = vec![0; CHUNK_BYTES as usize];
-        for chunk in chunks {
-            let range = self.range(number, chunk);
-            let into = &mut memory[..(range.end - range.start) as usize];
-            match self.read_chunk(file, number, chunk, into) {
-                Err(CheckpointError::Damaged { damages: found, .. }) => damages.extend(found),
-                other => other?,
-            }
-        }
-        Ok(damages)
     }
 
     /// Notes which chunks hold what is wanted.
@@ -252,7 +230,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn damaged_files(&self) -> Result<Vec<Damage>, CheckpointError> {
+    pub(crate) fn damaged_files(&self) -> Result<Vec<Damage>, CheckpointError> {
         let listed = self.files.list(&self.folder)?.into_iter();
         let mut there: BTreeMap<String, Option<u64>> =
             listed.map(|one| (one.name, one.bytes)).collect();
@@ -260,9 +238,10 @@ impl Checkpoint {
         let mut damages = Vec::new();
         for file in &self.manifest.files {
             let (name, expected) = (file.name.clone(), file.bytes);
-            match there.remove(&name).flatten() {
-                Some(found) if found == expected => {}
-                Some(found) => damages.push(Damage::Size {
+            match there.remove(&name) {
+                Some(Some(found)) if found == expected => {}
+                Some(None) => damages.push(Damage::NotRegular { file: name }),
+                Some(Some(found)) => damages.push(Damage::Size {
                     file: name,
                     found,
                     expected,
@@ -270,8 +249,9 @@ impl Checkpoint {
                 None => damages.push(Damage::Missing { file: name }),
             }
         }
-        if let Files::Store(_) = self.files {
-            there.retain(|name, _| !is_of_a_save(name));
+        match self.files {
+            Files::Disk => there.retain(|name, _| !disk::goes_by_itself(name)),
+            Files::Store(_) => there.retain(|name, _| !is_of_a_save(name)),
         }
         damages.extend(there.into_keys().map(|file| Damage::Extra { file }));
         Ok(damages)
@@ -357,4 +337,19 @@ impl Checkpoint {
         };
         Err(self.damaged(vec![damage]))
     }
+}
+
+/// Looks for a checkpoint again while it goes. The newest is looked for again, too, where the one that was named is not there.
+fn look_again<T>(
+    is_newest: bool,
+    mut look: impl FnMut() -> Result<T, CheckpointError>,
+) -> Result<T, CheckpointError> {
+    for _ in 1..LOOKS {
+        match look() {
+            Err(error) if error.is_passing() => {}
+            Err(CheckpointError::NoCheckpoint { .. }) if is_newest => {}
+            other => return other,
+        }
+    }
+    look()
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use crate::directory::{EagerFile, write_slices};
+use crate::eager::{EagerFile, write_slices};
 use crate::error::{CheckpointError, cannot};
 use crate::hash::{CHUNK_BYTES, num_chunks};
 use crate::manifest::Tensor;
@@ -94,9 +94,11 @@ impl<'a> Verified<'a> {
         };
         let range = self.checkpoint.range(number, chunk);
         bytes.resize((range.end - range.start) as usize, 0);
-        let file = self.checkpoint.open_file(number)?;
-        self.checkpoint
-            .read_chunk(&file, number, chunk, &mut bytes)?;
+        let checkpoint = self.checkpoint;
+        let read = checkpoint
+            .open_file(number)
+            .and_then(|file| checkpoint.read_chunk(&file, number, chunk, &mut bytes));
+        read.map_err(|error| checkpoint.explained(error))?;
         self.touched.chunks += 1;
         self.touched.bytes += bytes.len() as u64;
         Ok(Kept {

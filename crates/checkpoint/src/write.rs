@@ -3,7 +3,7 @@
 //! - CK-1: a checkpoint's folder appears under its name complete, or not at all. In a store, that is its manifest.
 //! - CK-2: whatever fails, checkpoints that were complete stay, and `newest` names one of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::num::NonZeroU32;
@@ -13,12 +13,10 @@ use std::thread;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::assemble::{Description, assemble};
-use crate::directory::{
-    Directory, EagerFile, EntryState, checked_tag, names_in, remove_folder, sync_folder,
-    write_file, write_slices,
-};
+use crate::directory::{Directory, EntryState, checked_tag, names_in, remove_folder, sync_folder};
+use crate::eager::{EagerFile, write_file, write_slices};
 use crate::error::{CheckpointError, cannot};
-use crate::files::{Files, Store, is_of_a_save};
+use crate::files::{Files, Store, disk, is_of_a_save};
 use crate::hash::{ChunkHash, ChunkHasher, hash_chunks};
 use crate::incoming::PartWriter;
 use crate::leftovers::remove_leftovers;
@@ -132,8 +130,8 @@ fn write_laid_out(
     write: impl FnOnce(File) -> Result<Vec<ChunkHash>, CheckpointError>,
 ) -> Result<PartReport, CheckpointError> {
     let folder = path.parent().expect("a part is in a folder");
-    fs::create_dir_all(folder).map_err(cannot("create", folder))?;
-    let file = File::create(path).map_err(cannot("create", path))?;
+    disk::make_folder(folder).map_err(cannot("create", folder))?;
+    let file = disk::create(path).map_err(cannot("create", path))?;
     let chunks = write(file)
         .and_then(|chunks| sync_folder(folder).map(|()| chunks))
         .inspect_err(|_| {
@@ -297,8 +295,8 @@ fn check_parts(
         let path = writing.join(&file.name);
         let bytes = match &there {
             Some(there) => there.get(&file.name).copied().flatten(),
-            None => match fs::metadata(&path) {
-                Ok(found) => Some(found.len()),
+            None => match path.symlink_metadata() {
+                Ok(found) => found.is_file().then_some(found.len()),
                 Err(error) if error.kind() == ErrorKind::NotFound => None,
                 Err(error) => return Err(cannot("look at", &path)(error)),
             },
@@ -313,8 +311,9 @@ fn check_parts(
     if there.is_some() {
         return Ok(());
     }
+    let ours: BTreeSet<&str> = parts.iter().map(|part| &*part.file.name).collect();
     for name in names_in(writing)? {
-        if !parts.iter().any(|part| part.file.name == name) {
+        if !ours.contains(&*name) && !disk::goes_by_itself(&name) {
             let path = writing.join(name);
             fs::remove_file(&path).map_err(cannot("remove", &path))?;
         }
@@ -337,7 +336,7 @@ fn complete(directory: &Directory) -> Result<Vec<Complete>, CheckpointError> {
 /// The one step (CK-1).
 fn give_name(directory: &Directory, tag: &str) -> Result<(), CheckpointError> {
     let (writing, folder) = (directory.writing(tag), directory.folder(tag));
-    if folder.exists() {
+    if folder.symlink_metadata().is_ok() {
         renameat_with(CWD, &writing, CWD, &folder, RenameFlags::EXCHANGE).map_err(|error| {
             CheckpointError::NoExchange {
                 path: folder.clone(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use shardwright_checkpoint::{
     Checkpoint, CheckpointError, Difference, Directory, DirectoryLock, PartReport, PartWriter,
-    TensorKind, Touched, Wanted, abandon, commit, differences, leave_note, note, write_part,
+    TensorKind, Touched, Wanted, abandon, commit, differences, write_part,
 };
 
 use crate::arguments::duration;
@@ -84,20 +84,6 @@ impl CheckpointWriter {
     /// Let other jobs save into this directory.
     fn unlock(&self) {
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Leave a note for other ranks beside the parts, until the checkpoint is completed or given up.
-    #[pyo3(signature = (name, text))]
-    fn leave_note(&self, py: Python<'_>, name: &str, text: &str) -> PyResult<()> {
-        py.detach(|| leave_note(&self.directory, &self.tag, name, text))
-            .map_err(|error| checkpoint_error(&error))
-    }
-
-    /// What a note says; None if it is not there.
-    #[pyo3(signature = (name))]
-    fn note(&self, py: Python<'_>, name: &str) -> PyResult<Option<String>> {
-        py.detach(|| note(&self.directory, &self.tag, name))
-            .map_err(|error| checkpoint_error(&error))
     }
 
     /// Write this rank's file, down to the disk, while other Python threads run: the report for `commit`.

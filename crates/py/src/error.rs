@@ -15,6 +15,7 @@ mod exceptions {
     pyo3::import_exception!(shardwright.errors, JobStartError);
     pyo3::import_exception!(shardwright.errors, OffloadError);
     pyo3::import_exception!(shardwright.errors, PartitionError);
+    pyo3::import_exception!(shardwright.errors, CheckpointGoneError);
     pyo3::import_exception!(shardwright.errors, PeerLostError);
     pyo3::import_exception!(shardwright.errors, RemoteError);
     pyo3::import_exception!(shardwright.errors, ShardwrightError);
@@ -48,7 +49,12 @@ pub(crate) fn topology_error(error: &TopologyError) -> PyErr {
 
 /// A checkpoint that cannot be written, or not be read.
 pub(crate) fn checkpoint_error(error: &CheckpointError) -> PyErr {
-    exceptions::ShardwrightError::new_err(error.to_string())
+    let text = error.to_string();
+    if error.is_passing() {
+        exceptions::CheckpointGoneError::new_err(text)
+    } else {
+        exceptions::ShardwrightError::new_err(text)
+    }
 }
 
 /// A model that cannot be divided as asked.

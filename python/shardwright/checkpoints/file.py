@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import math
 import os
 import pickle
+import stat
 import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -112,7 +114,7 @@ def read_value(operation: str, path: str, map_location: Any = None) -> Any:
         CheckpointError: The file cannot be read, is damaged, or is a pickle of more than tensors and plain values.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_regular) as file:
             start = file.read(8)
             if start.startswith((_ZIP, _PICKLE)) and not _is_header_size(start, path):
                 return _torch_file(path, "cpu" if map_location is None else map_location)
@@ -126,25 +128,36 @@ def read_value(operation: str, path: str, map_location: Any = None) -> Any:
             for name, about in header.items():
                 begin, end = about["data_offsets"]
                 dtype, shape = _DTYPES[about["dtype"]], about["shape"]
-                tensor = torch.empty(shape, dtype=dtype)
-                if end - begin != tensor.nbytes or not 0 <= begin <= end <= total - 8 - size:
+                is_there = 0 <= begin <= end <= total - 8 - size and min(shape, default=0) >= 0
+                if not is_there or end - begin != math.prod(shape) * dtype.itemsize:
                     raise CheckpointError(f"{path!r} is damaged: tensor {name!r} is not where its header says")
+                tensor = torch.empty(shape, dtype=dtype)
                 if end > begin:
                     file.seek(8 + size + begin)
                     memory = tensor.view(-1).view(torch.uint8).numpy()
                     if file.readinto(memory.data) != end - begin:
                         raise CheckpointError(f"{path!r} is damaged: it ends in tensor {name!r}")
                 tensors[name] = tensor
+        said = {key: json.loads(metadata[key]) for key in (_CONTENT, _PLAIN) if key in metadata}
     except OSError as error:
-        raise CheckpointError(f"cannot read {path!r}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"cannot read {path!r}: {error.strerror or error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"{path!r} is damaged: its header makes no sense ({error})") from error
     device = _device(map_location)
-    if _CONTENT not in metadata:
+    if _CONTENT not in said:
         return tensors if device is None else {name: tensor.to(device) for name, tensor in tensors.items()}
-    if _PLAIN in metadata:
-        tell_plain(operation, json.loads(metadata[_PLAIN]))
-    return Decoder(tensors, device).decode(json.loads(metadata[_CONTENT]))
+    if _PLAIN in said:
+        tell_plain(operation, said[_PLAIN])
+    return Decoder(tensors, device).decode(said[_CONTENT])
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open a file, and nothing that would have the reader wait, or never end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is no regular file")
+    return descriptor
 
 
 def _device(map_location: Any) -> Any:

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from shardwright._core import is_in_store
 from shardwright.checkpoints import random_state
 from shardwright.checkpoints.background import background
 from shardwright.checkpoints.boxes import Piece
+from shardwright.checkpoints.claims import check_optimizer
 from shardwright.checkpoints.decoding import Decoder
 from shardwright.checkpoints.full import load_full, newest_full
 from shardwright.checkpoints.left_out import tell_plain
@@ -22,13 +24,15 @@ from shardwright.checkpoints.saved import Kinds, Saved
 from shardwright.checkpoints.saving import USER, check_same, united
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER, ModelTensors, Named, extra_states
 from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
-from shardwright.errors import CheckpointError, ShardwrightError
+from shardwright.errors import CheckpointError, CheckpointGoneError, ShardwrightError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.updates import Updates
 
 _OPERATION = "smp.resume_from_checkpoint"
 _MAX_LISTED = 40
+#: How often a checkpoint is loaded that another job removes or replaces meanwhile.
+_LOOKS = 10
 
 
 def resume_from_checkpoint(
@@ -83,6 +87,26 @@ def resume_from_checkpoint(
         if tag is None:
             tag = on_all_ranks(_OPERATION, lambda: newest_full(path) if runtime.place.rank == 0 else None)[0]
         return load_full(runtime, _OPERATION, path, tag, model, strict, translate_function)
+    for _ in range(_LOOKS - 1):
+        try:
+            return _resume(runtime, path, tag, model, optimizer, load_optimizer, load_sharded_optimizer_state, strict)
+        except CheckpointGoneError as error:  # on all ranks; the newest is another one by now
+            if runtime.place.rank == 0:
+                runtime.logger.info("%s; looking again", error)
+    return _resume(runtime, path, tag, model, optimizer, load_optimizer, load_sharded_optimizer_state, strict)
+
+
+def _resume(
+    runtime: Runtime,
+    path: str | os.PathLike[str],
+    tag: str | None,
+    model: DistributedModel | None,
+    optimizer: Any,
+    load_optimizer: bool,
+    load_sharded: bool,
+    strict: bool,
+) -> Any:
+    """Load what is there now."""
     opened: list[Saved] = []
 
     def open_as_first() -> str:
@@ -96,25 +120,35 @@ def resume_from_checkpoint(
     loading: list[_Loading] = []
 
     def look() -> tuple[Any, ...]:
-        saved = opened[0] if opened else Saved(path, tag)
-        found = _Loading.of(runtime, saved, model, optimizer, load_optimizer, load_sharded_optimizer_state, strict)
+        saved = opened[0] if opened else _opened(path, str(tag))
+        found = _Loading.of(runtime, saved, model, optimizer, load_optimizer, load_sharded, strict)
+        found.look_at_content()
         loading.append(found)
         return saved.manifest["sequence"], json.dumps(found.tensors.wanted()), found.groups
 
     told = on_all_ranks(_OPERATION, look)
-    check_same([sequence for sequence, *_ in told], "path, in which they found other checkpoints: their")
+    try:
+        check_same([sequence for sequence, *_ in told], "path, in which they found other checkpoints: their")
+    except CheckpointError as error:  # or it was replaced between two looks
+        raise CheckpointGoneError(str(error)) from None
     own = loading[0]
     own.compare([json.loads(wanted) for _, wanted, _ in told], [groups for *_, groups in told])
-    contents: list[Any] = []
-
-    def load() -> None:
-        own.load_or_defer()
-        contents.append(own.user_content())
-
     with runtime[Updates].loading(*own.what):
-        on_all_ranks(_OPERATION, load)
+        on_all_ranks(_OPERATION, own.load_or_defer)
         on_all_ranks(_OPERATION, own.restore_streams)
-    return contents[0]
+    return own.user_content
+
+
+def _opened(path: str | os.PathLike[str], tag: str) -> Saved:
+    """Open a checkpoint that rank 0 has opened."""
+    try:
+        return Saved(path, tag)
+    except CheckpointGoneError:
+        raise
+    except ShardwrightError as error:
+        if not is_in_store(path) and not os.path.lexists(os.path.join(path, f"{tag}_partial")):
+            raise CheckpointGoneError(str(error)) from error
+        raise
 
 
 @dataclass
@@ -130,6 +164,8 @@ class _Loading:
     all_state: bool
     strict: bool
     has_weights: bool = False
+    user_content: Any = None
+    streams: dict[str, torch.Tensor] | None = None
 
     def __str__(self) -> str:
         """What is loaded, for errors."""
@@ -163,6 +199,42 @@ class _Loading:
         groups = None if trained_by is None else OptimizerState(runtime, trained_by, tensors).groups
         shards = runtime.place.shards_optimizer_state or runtime.place.shards_parameters
         return _Loading(runtime, saved, found, trained_by, tensors, groups, load_sharded or not shards, strict)
+
+    def look_at_content(self) -> None:
+        """Decode all that is no tensor of the model, and refuse what cannot be taken over, before anything is changed.
+
+        Raises:
+            ShardwrightError: Names what is wrong, and what is allowed.
+        """
+        saved = self.saved
+        decoder = Decoder(saved.tensors(USER))
+        if self.runtime.place.rank == 0:
+            tell_plain(_OPERATION, saved.content.get("plain", ()))
+        self.user_content = decoder.decode(saved.content["content"])
+        for state in saved.content["extra_states"].values():
+            decoder.decode(state)
+        if (optimizer := saved.content["optimizer"]) is not None:
+            decoded = {key: decoder.decode(optimizer[key]) for key in ("options", "loss_scaler")}
+            decoded["values"] = {
+                name: {key: decoder.decode(value) for key, value in values.items()}
+                for name, values in optimizer["values"].items()
+            }
+            if self.optimizer is not None and optimizer["kind"] in (None, type(self.optimizer).__name__):
+                check_optimizer(self.optimizer, decoded, saved.kinds, optimizer["groups"])
+        if self._draws_on():
+            prefix = random_state.prefix(self.runtime.place.rank)
+            found = {name.removeprefix(prefix): one for name, one in saved.tensors(prefix).items()}
+            random_state.check(found, prefix)
+            self.streams = found
+
+    def _draws_on(self) -> bool:
+        """Whether the job has the layout of the one that saved, so that each rank goes on with the numbers it drew."""
+        degrees, place = self.saved.manifest["degrees"], self.runtime.place
+        return bool(
+            degrees["pipeline"] == place.pp_size
+            and degrees["tensor"] == len(place.tp_ranks)
+            and self.saved.content["placement"] == [place.cfg.placement_strategy, place.launch.world_size]
+        )
 
     def compare(self, wanted: Sequence[Mapping[str, Any]], groups: Sequence[list[list[str]] | None]) -> None:
         """Compare the checkpoint with the model and optimizer of all ranks.
@@ -272,29 +344,15 @@ class _Loading:
     def _wanted(self, named: Named) -> list[Piece]:
         return [piece for piece in named.pieces() if piece.name in self.saved.kinds] if named.is_here else []
 
-    def user_content(self) -> Any:
-        """Return the user content."""
-        if self.runtime.place.rank == 0:
-            tell_plain(_OPERATION, self.saved.content.get("plain", ()))
-        decoder = Decoder(self.saved.tensors(f"{USER}user_content"))
-        return decoder.decode(self.saved.content["content"])
-
     def restore_streams(self) -> None:
         """Continue counting steps, and drawing random numbers if the job has the layout of the one that saved."""
-        step, place = self.runtime.step, self.runtime.place
+        step = self.runtime.step
         if self.saved.manifest["step"] is not None:
             step.apart = step.number - self.saved.manifest["step"]
             # Earlier versions drew by the number of the step.
             step.trained, step.looked = self.saved.content.get("random_steps", (self.saved.manifest["step"], 0))
-        degrees = self.saved.manifest["degrees"]
-        same = (
-            degrees["pipeline"] == place.pp_size
-            and degrees["tensor"] == len(place.tp_ranks)
-            and self.saved.content["placement"] == [place.cfg.placement_strategy, place.launch.world_size]
-        )
-        if same:
-            prefix = random_state.prefix(place.rank)
-            random_state.restore({name.removeprefix(prefix): one for name, one in self.saved.tensors(prefix).items()})
+        if self.streams is not None:
+            random_state.restore(self.streams)
 
 
 def _parameter_of(name: str) -> str | None:

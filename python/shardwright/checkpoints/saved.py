@@ -13,6 +13,7 @@ import torch
 
 from shardwright._core import CheckpointReader
 from shardwright.checkpoints.boxes import Piece
+from shardwright.checkpoints.claims import check_form, wrong
 from shardwright.checkpoints.dtypes import DTYPES
 from shardwright.checkpoints.places import place_of
 from shardwright.checkpoints.saving import HUGGINGFACE_CONFIG
@@ -25,6 +26,9 @@ _BATCH_BYTES = 256 << 20
 #: What an imported checkpoint says besides tensors, and what it does not.
 _IMPORTED = {HUGGINGFACE_CONFIG, "content", "extra_states", "optimizer", "equal"}
 _NOTHING_ELSE: dict[str, Any] = {"content": None, "extra_states": {}, "placement": None, "optimizer": None}
+
+#: Sides of tensors are signed.
+_MAX_SIDE = 1 << 63
 
 Kinds = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -42,6 +46,10 @@ class Saved:
         """Open it; by default the newest."""
         self._reader = CheckpointReader(place_of(path), tag)
         self.manifest: dict[str, Any] = json.loads(self._reader.manifest)
+        for each in self.manifest["tensors"]:
+            if each["dtype"] not in DTYPES or any(side >= _MAX_SIDE for side in each["shape"]):
+                allowed = f"{', '.join(DTYPES)}, of less than 2**63 elements in each dimension"
+                raise wrong(f"tensor {each['name']!r}", f"{each['dtype']} {each['shape']}", allowed)
         self.kinds: Kinds = {
             each["name"]: (DTYPES[each["dtype"]], tuple(each["shape"])) for each in self.manifest["tensors"]
         }
@@ -55,6 +63,7 @@ class Saved:
                 "it was not saved by smp.save_checkpoint nor imported: what it says besides tensors is unknown"
             )
         self.content = {**_NOTHING_ELSE, **self.content}
+        check_form(self.content)
 
     def tie(self, aliases: Mapping[str, str]) -> None:
         """Find a tensor under another of its names, where an imported model has only that, or equal ones under both.

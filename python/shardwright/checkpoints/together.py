@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from shardwright._core import CheckpointWriter
-from shardwright.errors import CheckpointError, FrameError, ShardwrightError
+from shardwright.errors import CheckpointError, CheckpointGoneError, FrameError, ShardwrightError
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import Runtime, current_runtime
@@ -26,6 +26,7 @@ def on_all_ranks(operation: str, work: Callable[[], T]) -> list[T]:
 
     Raises:
         CheckpointError: It failed on a rank.
+        CheckpointGoneError: On each rank where it failed, a checkpoint went while it was read.
     """
     error: Exception | None = None
     result: Any = None
@@ -34,13 +35,15 @@ def on_all_ranks(operation: str, work: Callable[[], T]) -> list[T]:
     except Exception as caught:
         error = caught
     problem = None if error is None else _told(error)
-    told = gathered(operation, (problem, socket.gethostname(), result), WORLD)
-    problems = {rank: (text, host) for rank, (text, host, _) in enumerate(told) if text is not None}
+    is_passing = isinstance(error, CheckpointGoneError)
+    told = gathered(operation, (problem, socket.gethostname(), is_passing, result), WORLD)
+    problems = {rank: (text, host) for rank, (text, host, *_) in enumerate(told) if text is not None}
     if problems:
         ranks = "all ranks" if len(problems) == len(told) > 1 else f"rank {min(problems)}"
         text, host = problems[min(problems)]
-        raise CheckpointError(f"{operation} failed on {ranks} (host {host!r}): {text}") from error
-    return [result for _, _, result in told]
+        kind = CheckpointGoneError if all(told[rank][2] for rank in problems) else CheckpointError
+        raise kind(f"{operation} failed on {ranks} (host {host!r}): {text}") from error
+    return [result for *_, result in told]
 
 
 def keep_others_out(operation: str, writer: CheckpointWriter, rank: int) -> None:

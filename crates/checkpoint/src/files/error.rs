@@ -19,6 +19,9 @@ pub enum StoreError {
     /// The object has fewer bytes than are read.
     #[error("the object ended after {0} of the bytes that were asked for")]
     Short(usize),
+    /// The object has more bytes than are read.
+    #[error("it has more than the {0} bytes that are allowed")]
+    Large(u64),
     /// The thread that speaks to the store cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),

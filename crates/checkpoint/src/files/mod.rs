@@ -4,6 +4,7 @@
 //! what is in a folder, a small file, bytes of a large one.
 
 mod client;
+pub(crate) mod disk;
 mod error;
 mod layout;
 mod runtime;
@@ -100,15 +101,19 @@ impl Files {
         }
     }
 
-    /// All of a small file; `None` if it is not there.
-    pub(crate) fn read(&self, path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
+    /// All of a file that has so many bytes at most; `None` if it is not there.
+    pub(crate) fn read(
+        &self,
+        path: &Path,
+        allowed: u64,
+    ) -> Result<Option<Vec<u8>>, CheckpointError> {
         match self {
-            Self::Disk => match fs::read(path) {
+            Self::Disk => match disk::open(path).and_then(|file| disk::read(&file, allowed)) {
                 Ok(bytes) => Ok(Some(bytes)),
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(cannot("read", path)(error)),
             },
-            Self::Store(store) => store.read(path),
+            Self::Store(store) => store.read(path, allowed),
         }
     }
 
@@ -116,7 +121,7 @@ impl Files {
     pub(crate) fn open(&self, path: &Path) -> Result<OpenFile, CheckpointError> {
         match self {
             Self::Disk => {
-                let file = File::open(path).map_err(cannot("open", path))?;
+                let file = disk::open(path).map_err(cannot("open", path))?;
                 Ok(OpenFile::Disk(file))
             }
             Self::Store(store) => Ok(OpenFile::Store(Arc::clone(store))),
@@ -175,10 +180,10 @@ fn list_on_disk(folder: &Path) -> Result<Vec<Listed>, CheckpointError> {
     for entry in fs::read_dir(folder).map_err(cannot("list", folder))? {
         let entry = entry.map_err(cannot("list", folder))?;
         let path: PathBuf = entry.path();
-        let bytes = match fs::metadata(&path) {
+        let bytes = match entry.metadata() {
             Ok(found) if found.is_file() => Some(found.len()),
             Ok(_) => None,
-            Err(error) if error.kind() == ErrorKind::NotFound => None, // a link to nothing
+            Err(error) if error.kind() == ErrorKind::NotFound => continue, // it has gone meanwhile
             Err(error) => return Err(cannot("look at", &path)(error)),
         };
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::path::Path as Key;
 use object_store::{
@@ -77,16 +77,22 @@ impl Store {
         Ok(all)
     }
 
-    /// All bytes of an object; `None` if it is not there.
-    pub(super) fn read(&self, path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
+    /// All bytes of an object that has so many at most; `None` if it is not there.
+    pub(super) fn read(
+        &self,
+        path: &Path,
+        allowed: u64,
+    ) -> Result<Option<Vec<u8>>, CheckpointError> {
         let read = self.try_ask(path, |connection, key| {
             let bucket = connection.bucket.clone();
-            connection
-                .runtime
-                .start(async move { bucket.get(&key).await?.bytes().await })
+            connection.runtime.start(async move {
+                let stream = bucket.get(&key).await?.into_stream();
+                at_most(stream, allowed).await
+            })
         });
         match read {
-            Ok(bytes) => Ok(Some(bytes.into())),
+            Ok(Some(bytes)) => Ok(Some(bytes)),
+            Ok(None) => Err(failed("read", path)(StoreError::Large(allowed))),
             Err(error) if error.is_absent() => Ok(None),
             Err(error) => Err(failed("read", path)(error)),
         }
@@ -230,6 +236,21 @@ impl Store {
             self.connection.get_or_init(|| Arc::new(connection)),
         ))
     }
+}
+
+/// The bytes that a store answers; `None` if they are more than that, whatever it has said.
+async fn at_most<B: AsRef<[u8]>>(
+    mut stream: impl Stream<Item = object_store::Result<B>> + Unpin,
+    allowed: u64,
+) -> object_store::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    while let Some(some) = stream.try_next().await? {
+        if (bytes.len() + some.as_ref().len()) as u64 > allowed {
+            return Ok(None);
+        }
+        bytes.extend_from_slice(some.as_ref());
+    }
+    Ok(Some(bytes))
 }
 
 /// The key of what is at a path of a store.

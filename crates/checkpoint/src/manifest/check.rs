@@ -5,7 +5,12 @@ use std::fmt::Display;
 use super::{Manifest, ManifestError, PartFile, Piece, Tensor, item_bytes};
 use crate::hash::num_chunks;
 use crate::names::{check_file_name, check_tag};
+use crate::part::MAX_HEADER_BYTES;
 use crate::region::{Boxed, MAX_DIMENSIONS, num_elements};
+use crate::tiling::tile;
+
+/// Of more pieces it is only said that some hold the same: to find two takes long.
+const MOST_COMPARED: usize = 1000;
 
 fn wrong<T>(path: impl Display, problem: impl Display) -> Result<T, ManifestError> {
     Err(ManifestError::Value {
@@ -69,6 +74,7 @@ impl Manifest {
             return wrong(format_args!("{path}.shape"), "its bytes are beyond 64 bits");
         };
         let mut found: u64 = 0;
+        let mut boxes = Vec::with_capacity(tensor.pieces.len());
         for (place, piece) in tensor.pieces.iter().enumerate() {
             let path = format!("{path}.pieces[{place}]");
             let count = match piece.region.check(&tensor.shape) {
@@ -78,13 +84,21 @@ impl Manifest {
             };
             self.check_bytes(piece, count * item, &path)?;
             found = found.saturating_add(count);
+            boxes.extend(piece.region.boxes());
         }
-        check_disjoint(tensor, &path)?;
-        if found != elements {
-            let problem = format!("they hold {found} of its {elements} elements");
-            return wrong(format_args!("{path}.pieces"), problem);
+        check_pieces_order(tensor, &path)?;
+        if tile(&tensor.shape, &boxes) {
+            return Ok(());
         }
-        Ok(())
+        if tensor.pieces.len() <= MOST_COMPARED {
+            check_disjoint(tensor, &path)?;
+        }
+        let problem = if found == elements {
+            "some hold the same elements".to_owned()
+        } else {
+            format!("they hold {found} of its {elements} elements")
+        };
+        wrong(format_args!("{path}.pieces"), problem)
     }
 
     fn check_bytes(&self, piece: &Piece, expected: u64, path: &str) -> Result<(), ManifestError> {
@@ -178,6 +192,10 @@ fn check_file(file: &PartFile, number: usize) -> Result<(), ManifestError> {
         let problem = format!("the file ends at {}", file.bytes);
         return wrong(format_args!("files[{number}].data_begin"), problem);
     }
+    if file.data_begin > MAX_HEADER_BYTES {
+        let problem = format!("headers have {MAX_HEADER_BYTES} bytes at most");
+        return wrong(format_args!("files[{number}].data_begin"), problem);
+    }
     let (found, expected) = (file.chunks.len() as u64, num_chunks(file.bytes));
     if found != expected {
         let problem = format!("{found} hashes; the file has {expected} chunks");
@@ -186,19 +204,26 @@ fn check_file(file: &PartFile, number: usize) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// Pieces are in order, and none holds what another one holds. Only those are compared between whose first and last
-/// elements others begin: one pass for ranges and for divisions of the first dimension.
-fn check_disjoint(tensor: &Tensor, path: &str) -> Result<(), ManifestError> {
-    let mut open: Vec<(u64, usize, Vec<Boxed>)> = Vec::new();
+fn check_pieces_order(tensor: &Tensor, path: &str) -> Result<(), ManifestError> {
     let mut last = None;
     for (place, piece) in tensor.pieces.iter().enumerate() {
         let hull = piece.region.hull(&tensor.shape);
-        let (first, end) = hull.expect("empty pieces were refused");
+        let (first, _) = hull.expect("empty pieces were refused");
         if last.is_some_and(|last| last > first) {
             let problem = "it begins before the piece in front of it";
             return wrong(format_args!("{path}.pieces[{place}].region"), problem);
         }
         last = Some(first);
+    }
+    Ok(())
+}
+
+/// Names two of few pieces that hold the same.
+fn check_disjoint(tensor: &Tensor, path: &str) -> Result<(), ManifestError> {
+    let mut open: Vec<(u64, usize, Vec<Boxed>)> = Vec::new();
+    for (place, piece) in tensor.pieces.iter().enumerate() {
+        let hull = piece.region.hull(&tensor.shape);
+        let (first, end) = hull.expect("empty pieces were refused");
         open.retain(|(end, ..)| *end >= first);
         let boxes = piece.region.boxes();
         for (_, other, held) in &open {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use proptest::prelude::*;
 
 use super::division::{DTYPES, Divided, description, divided, held, part_name, region, views};
-use crate::directory::write_slices;
+use crate::eager::write_slices;
 use crate::{
     CHUNK_BYTES, Checkpoint, CheckpointError, Committed, Directory, EntryState, Region, Touched,
     Wanted, abandon, commit, write_part,

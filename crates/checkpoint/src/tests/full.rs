@@ -228,7 +228,7 @@ fn a_damaged_or_vanished_checkpoint_leaves_nothing_of_an_export() {
         }
     })
     .unwrap_err();
-    assert!(matches!(error, CheckpointError::Io { .. }), "{error}");
+    assert!(matches!(error, CheckpointError::Gone { .. }), "{error}");
     assert_eq!(left(&scratch), ["checkpoints"]);
 }
 

@@ -164,7 +164,7 @@ fn a_damaged_source_is_named_and_nothing_is_left() {
     // The folder goes while it is read.
     fs::remove_dir_all(directory.folder("t")).unwrap();
     let error = reshard(&source, &into, parts(2), false, &mut |_| {}).unwrap_err();
-    assert!(matches!(error, CheckpointError::Io { .. }), "{error}");
+    assert!(matches!(error, CheckpointError::Gone { .. }), "{error}");
 }
 
 #[test]

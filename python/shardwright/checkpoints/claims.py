@@ -1,0 +1,227 @@
+"""What a checkpoint says besides the tensors of its model, looked at before anything of it is taken over.
+
+The manifest's hash shows that it is as it was written, and not who wrote it: what it says may be anything.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER
+from shardwright.errors import ShardwrightError
+from shardwright.optimizer import DistributedOptimizer
+from shardwright.optimizer.half_precision import HalfPrecision
+from shardwright.optimizer.sharding.elementwise import is_elementwise, original_class
+from shardwright.safe_repr import safe_repr
+
+#: The dtype and the shape of a saved tensor, by name.
+Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
+
+_MAX_SHOWN = 100
+
+
+def wrong(place: str, found: object, allowed: str) -> ShardwrightError:
+    """Return the error that something in a manifest is not what it may be.
+
+    Args:
+        place: Where in ``user_content`` it is, or the tensor.
+        found: What is there.
+        allowed: What may be there.
+    """
+    shown = safe_repr(found)
+    shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
+    return ShardwrightError(f"manifest.json: {place} is {shown}; allowed: {allowed}. Nothing was loaded")
+
+
+def check_form(content: Mapping[str, Any]) -> None:
+    """Refuse what the library's own part of the user content cannot be.
+
+    Raises:
+        ShardwrightError: Something has another form than what is saved; names it.
+    """
+    _names_of_values(content["extra_states"], "user_content.extra_states")
+    placement, steps = content["placement"], content.get("random_steps", [0, 0])
+    is_placement = _is_list(placement, 2) and isinstance(placement[0], str) and _is_count(placement[1])
+    if placement is not None and not is_placement:
+        raise wrong("user_content.placement", placement, "null, or a strategy and a number of ranks")
+    if not _is_list(steps, 2) or not all(map(_is_count, steps)):
+        raise wrong("user_content.random_steps", steps, "two numbers of steps")
+    equal = content.get("equal", [])
+    if not isinstance(equal, list) or not all(map(_is_names, equal)):
+        raise wrong("user_content.equal", equal, "lists of names of tensors")
+    saved = content["optimizer"]
+    if saved is None:
+        return
+    keys = {"kind", "options", "loss_scaler", "groups", "values"}
+    if not isinstance(saved, dict) or saved.keys() != keys:
+        found = sorted(saved) if isinstance(saved, dict) else saved
+        raise wrong("user_content.optimizer", found, f"null, or an object with {', '.join(sorted(keys))}")
+    if not isinstance(saved["kind"], str | None):
+        raise wrong("user_content.optimizer.kind", saved["kind"], "null, or the name of a class")
+    if not isinstance(saved["groups"], list) or not all(map(_is_names, saved["groups"])):
+        raise wrong("user_content.optimizer.groups", saved["groups"], "lists of names of parameters")
+    _names_of_values(saved["values"], "user_content.optimizer.values")
+    for name, values in saved["values"].items():
+        _names_of_values(values, f"user_content.optimizer.values[{name!r}]")
+
+
+def check_optimizer(
+    optimizer: DistributedOptimizer, decoded: Mapping[str, Any], kinds: Kinds, groups: Sequence[Sequence[str]]
+) -> None:
+    """Refuse options and state that an optimizer cannot go on with.
+
+    Args:
+        optimizer: The optimizer, which is as it was afterwards.
+        decoded: The saved ``options``, ``loss_scaler`` and ``values``, decoded.
+        kinds: The saved tensors.
+        groups: The names of the saved parameters of each group.
+
+    Raises:
+        ShardwrightError: Something is not what this optimizer has; names it, what was found, and what is allowed.
+    """
+    kind = original_class(optimizer)
+    options = decoded["options"]
+    place = "user_content.optimizer.options"
+    if not isinstance(options, list) or len(options) != len(groups) or not all(map(_is_options, options)):
+        raise wrong(place, options, f"{len(groups)} dicts of options, as many as groups, without their parameters")
+    if len(options) == len(optimizer.param_groups):
+        for number, (saved, own) in enumerate(zip(options, optimizer.param_groups, strict=True)):
+            _check_options(f"{place}[{number}]", saved, own, is_elementwise(kind))
+    _check_masters(kinds)
+    if is_elementwise(kind):
+        _check_state(kinds)
+        state = _keys_of_state(kinds, decoded["values"])
+        for number, names in enumerate(groups):
+            _check_keys(kind, optimizer, number, options[number], {name: state.get(name, set()) for name in names})
+    scaler = decoded["loss_scaler"]
+    if isinstance(optimizer, HalfPrecision) and scaler is not None:
+        now = optimizer.loss_scaler.state_dict()
+        try:
+            optimizer.loss_scaler.load_state_dict(scaler)
+        except Exception as error:
+            allowed = f"what it has itself, {safe_repr(now)} ({type(error).__name__}: {error})"
+            raise wrong("user_content.optimizer.loss_scaler", scaler, allowed) from error
+        finally:
+            optimizer.loss_scaler.load_state_dict(now)
+
+
+def _check_options(place: str, saved: Mapping[str, Any], own: Mapping[str, Any], is_known: bool) -> None:
+    """Refuse an option of another type than the optimizer has; one that a known class leaves open is a number."""
+    for key, value in saved.items():
+        known = own.get(key)
+        if is_known and key in own and known is None and not isinstance(value, bool | None) and not _is_number(value):
+            raise wrong(f"{place}[{key!r}]", value, "null, a bool or a number")
+        if isinstance(known, bool) and not isinstance(value, bool | None):
+            raise wrong(f"{place}[{key!r}]", value, "a bool")
+        if isinstance(known, numbers.Real) and not isinstance(known, bool) and not _is_number(value):
+            raise wrong(f"{place}[{key!r}]", value, "a number")
+        if isinstance(known, tuple | list):
+            same = isinstance(value, tuple | list) and len(value) == len(known)
+            if not same or not all(_is_number(item) for item in value):
+                raise wrong(f"{place}[{key!r}]", value, f"{len(known)} numbers")
+
+
+def _check_masters(kinds: Kinds) -> None:
+    for name, kind in kinds.items():
+        if name.startswith(MASTERS) and (of := kinds.get(MODEL + name.removeprefix(MASTERS))) is not None:
+            expected = ("float32", of[1])
+            if kind != expected:
+                raise wrong(f"tensor {name!r}", _shown(kind), f"{_shown(expected)}, as of its parameter")
+
+
+def _states(kinds: Kinds) -> Iterator[tuple[str, str, str]]:
+    """Yield the tensors of state: their names, those of the parameters, and the keys."""
+    for name in kinds:
+        if name.startswith(OPTIMIZER):
+            parameter, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
+            yield name, parameter, key
+
+
+def _check_state(kinds: Kinds) -> None:
+    """Look at the state of an optimizer that keeps numbers of elements, and numbers of whole parameters."""
+    for name, parameter, _ in _states(kinds):
+        dtype_name, shape = kinds[name]
+        dtype = getattr(torch, dtype_name)
+        if (of := kinds.get(MODEL + parameter)) is None:
+            continue
+        is_real = not dtype.is_complex or getattr(torch, of[0]).is_complex
+        if shape == of[1] and shape != () and (dtype.is_floating_point or dtype.is_complex) and is_real:
+            continue
+        if shape == () and is_real and dtype is not torch.bool:
+            continue
+        allowed = f"floating-point numbers of shape {list(of[1])}, as of its parameter, or a single number"
+        raise wrong(f"tensor {name!r}", _shown(kinds[name]), allowed)
+
+
+def _keys_of_state(kinds: Kinds, values: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
+    found = {name: set(own) for name, own in values.items()}
+    for _, parameter, key in _states(kinds):
+        found.setdefault(parameter, set()).add(key)
+    return found
+
+
+def _check_keys(
+    kind: type[torch.optim.Optimizer],
+    optimizer: DistributedOptimizer,
+    number: int,
+    options: Mapping[str, Any],
+    state: Mapping[str, set[str]],
+) -> None:
+    """Refuse state without a key that a step of this class makes."""
+    if number >= len(optimizer.param_groups) or not any(state.values()):
+        return
+    needed = _keys_made(kind, {**optimizer.param_groups[number], **options})
+    for name, keys in state.items():
+        if keys and (missing := needed - keys):
+            place = f"the state of parameter {name!r}"
+            raise wrong(place, sorted(keys), f"what {kind.__name__} keeps, also {', '.join(sorted(missing))}")
+
+
+def _keys_made(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> set[str]:
+    """Return the keys of state that a step makes with these options; none where it cannot be tried."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    try:
+        make: Any = kind  # whose defaults are those of its class
+        made = make([parameter])
+        own = {key: options[key] for key in made.param_groups[0].keys() & options.keys() if key != "params"}
+        made.param_groups[0].update(own, fused=None, foreach=False, capturable=False)
+        made.step()
+    except Exception:
+        return set()
+    return set(made.state[parameter])
+
+
+def _names_of_values(found: object, place: str) -> None:
+    if not isinstance(found, dict):
+        raise wrong(place, found, "an object")
+
+
+def _shown(kind: tuple[str, tuple[int, ...]]) -> str:
+    return f"{kind[0]} {list(kind[1])}"
+
+
+def _is_list(value: object, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_options(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value) and "params" not in value
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 and not value.is_complex() and value.dtype is not torch.bool
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
