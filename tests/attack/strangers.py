@@ -59,7 +59,10 @@ def said(address: Address, payload: bytes, *, ends: bool = True) -> bytes:
 
 def is_let_in(spoken: bytes) -> bool:
     """Whether a door took its visitor for a rank: a challenge, and a verdict that is fine."""
-    return len(spoken) > CHALLENGE_BYTES and spoken[CHALLENGE_BYTES] == FINE
+    is_challenge = (
+        len(spoken) > CHALLENGE_BYTES and spoken[10] == FINE
+    )  # and no word of another version, which is longer
+    return is_challenge and spoken[CHALLENGE_BYTES] == FINE
 
 
 def greets(address: Address) -> bool:

@@ -171,6 +171,7 @@ def _run(arguments: Sequence[str]) -> int:
 
     made = parser()
     given = made.parse_args(arguments)  # exits with 2 on misuse
+    _refuse_lists(made, given)
     is_file = not given.module and not given.no_python
     if is_file and not _is_file(given.training_script):
         return _refuse(f"there is no file {_shown(given.training_script)}")
@@ -201,6 +202,14 @@ def _run(arguments: Sequence[str]) -> int:
         said = " ".join(str(error).split()) or "no more"
         return _refuse(f"torchrun failed with {type(error).__name__}: {_shown(said)}")
     return 0
+
+
+def _refuse_lists(made: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Exit where argparse has made an empty list of an option's value, as it does of ``--nnodes=--``."""
+    for action in made._actions:
+        value = getattr(given, action.dest, None)
+        if action.nargs is None and action.option_strings and value == [] and value is not action.default:
+            made.error(f"argument {action.option_strings[-1]}: '--' is not allowed")
 
 
 def _is_file(path: str) -> bool:
