@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.hosts.network import missing
 
-from . import acceptors, command_line, members, sieges
+from . import acceptors, command_line, folders, members, sieges
 from .sieges import Row
 
 MOST_GROWTH_MB = 16.0
@@ -53,6 +53,18 @@ def all_rows(count: int, seed: int, only: str) -> Iterator[Row]:
             "a rank that calls",
             lambda job: plain(job, "whoever sits at rank 0's port", acceptors.impostors(8 * count, seed)),
         ),
+        (
+            "checkpoint folders",
+            lambda job: (
+                row
+                for attack, outcomes in (
+                    ("something else in the place of a file", folders.crafted(8 * count, seed)),
+                    ("links where a save writes", folders.written_through()),
+                )
+                for row in plain(job, attack, outcomes)
+            ),
+        ),
+        ("stores", lambda job: plain(job, "a store that answers what it likes", folders.stores())),
         ("the command line", lambda job: plain(job, "bad values at every place", command_line.refusals())),
     ]
     for name, attack in jobs:

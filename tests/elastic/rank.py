@@ -3,6 +3,7 @@
 usage: python -m tests.elastic.rank READY VICTIM STEP ARGUMENTS...
 
 The rank, or the node that ``ELASTIC_NODE`` names, VICTIM writes its process id into the file READY in its STEPth step.
+With "saved STEP" it does so right after the save in the background that follows this step, of which it tells nobody.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from shardwright.checkpoints import background
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic.py"
 #: It is killed long before.
@@ -41,13 +44,32 @@ def stops_in(module: Any, step: int, ready: Path) -> None:
 
     def stopping(self: Any, x: Any) -> Any:
         if steps[0] == step:
-            ready.with_suffix(".writing").write_text(str(os.getpid()))
-            ready.with_suffix(".writing").rename(ready)
-            time.sleep(STOPPED_SECONDS)
-            raise TimeoutError("nobody has killed it")
+            tell_and_stop(ready)
         return forward(self, x)
 
     module.samples_from, module.Block.forward = counting, stopping
+
+
+def stops_after_save(module: Any, step: int, ready: Path) -> None:
+    """Let the script stop once it has saved that step, and let the thread that writes stop before it tells rank 0."""
+    save = module.smp.save_checkpoint
+
+    def saving(folder: Any, tag: str, **given: Any) -> None:
+        if tag == f"step{step}":
+            background.BackgroundSave._run = lambda self: time.sleep(STOPPED_SECONDS)  # type: ignore[method-assign]
+        save(folder, tag, **given)
+        if tag == f"step{step}":
+            tell_and_stop(ready)
+
+    module.smp.save_checkpoint = saving
+
+
+def tell_and_stop(ready: Path) -> None:
+    """Say that this rank can be killed."""
+    ready.with_suffix(".writing").write_text(str(os.getpid()))
+    ready.with_suffix(".writing").rename(ready)
+    time.sleep(STOPPED_SECONDS)
+    raise TimeoutError("nobody has killed it")
 
 
 def main() -> None:
@@ -55,7 +77,8 @@ def main() -> None:
     ready, victim, step, *arguments = sys.argv[1:]
     module = example()
     if os.environ.get("ELASTIC_NODE", os.environ["RANK"]) == victim and not Path(ready).exists():
-        stops_in(module, int(step), Path(ready))
+        stops = stops_after_save if step.startswith("saved ") else stops_in
+        stops(module, int(step.removeprefix("saved ")), Path(ready))
     sys.argv = [str(EXAMPLE), *arguments]
     module.main()
 

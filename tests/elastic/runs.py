@@ -90,8 +90,10 @@ def _train(folder: Path, start: dict[str, int], steps: int, *arguments: str) -> 
     outputs_of_ranks(*words, ranks=start["ranks"], seconds=LIMIT_SECONDS, environment={"SM_HP_MP_PARAMETERS": fixed})
 
 
-def without_launcher(folder: Path, ranks: int, step: int, *arguments: str) -> Trained:
-    """Kill the last rank in a step, and start the job again with one fewer."""
+def without_launcher(
+    folder: Path, ranks: int, step: int | str, *arguments: str, seconds: float = LIMIT_SECONDS
+) -> Trained:
+    """Kill the last rank in a step, and start the job again with one fewer, once the others have ended in so long."""
     ready = folder / "ready"
     command = ["-m", "tests.elastic.rank", str(ready), str(ranks - 1), str(step)]
     command += ["--folder", str(folder / "run"), *arguments]
@@ -100,7 +102,7 @@ def without_launcher(folder: Path, ranks: int, step: int, *arguments: str) -> Tr
         _wait_for(ready.exists, "the step", [process.poll for process in processes])
         processes[-1].kill()
         for process in processes[:-1]:
-            _, said = process.communicate(timeout=LIMIT_SECONDS)
+            _, said = process.communicate(timeout=seconds)
             assert process.returncode not in (0, None)
             assert "PeerLostError" in said, said[-2000:]
     finally:

@@ -40,6 +40,10 @@ CAUGHT: dict[str, tuple[str, ...]] = {
 }
 #: Faults that end the rank.
 ENDING = ("sys.exit", "os._exit", "kill -9", "stop for ever")
+#: Moments of a save in the background, in its thread: on rank 0 before it hears of the others, and before it completes.
+SAVING = ("save, before it has told", "save, when it has told")
+#: A rank is lost right after a save, and the job is started anew with those that are left.
+RESTARTED = "kill -9, started anew"
 #: How a job starts that lacks something; on one rank, or on all of them.
 SHORT = ("30 descriptors", "600 MB of address space more", "1 MB of a file", "no locked memory")
 
@@ -96,7 +100,7 @@ def _is_possible(layout: str, fault: str, moment: str) -> bool:
 
 def all_cases() -> list[Case]:
     """The whole table."""
-    return [*_caught(), *_ending(), *_short()]
+    return [*_caught(), *_ending(), *_saving(), *_short()]
 
 
 def _caught() -> Iterator[Case]:
@@ -119,6 +123,16 @@ def _ending() -> Iterator[Case]:
                 number += 1
                 rank = (0, _world(layout) - 1)[(number + MOMENTS.index(moment)) % 2]
                 yield Case(layout, fault, moment, rank, ends=True, waits_by_contract=fault == "stop for ever")
+
+
+def _saving() -> Iterator[Case]:
+    for layout in ("pp2", "dp2", "pp2 dp2"):
+        for fault in ("os._exit", "kill -9", "stop for ever"):
+            for moment in SAVING:
+                for rank in (0, _world(layout) - 1):
+                    yield Case(layout, fault, moment, rank, ends=True, waits_by_contract=fault == "stop for ever")
+    yield Case("pp2", RESTARTED, SAVING[0], 1, ends=True)
+    yield Case("pp4", RESTARTED, SAVING[0], 3, ends=True)
 
 
 def _short() -> Iterator[Case]:

@@ -18,6 +18,9 @@ from typing import Any
 
 from shardwright.tensor_parallel.group import TensorGroup
 
+from tests.faults import saves
+from tests.faults.cases import SAVING
+
 CASE = json.loads(sys.argv[1])
 #: How often a place is passed before the fault: others are then in the middle of something.
 VISITS = {"forward": 2, "backward": 2, "optimizer": 2}
@@ -197,6 +200,7 @@ class Rank:
         smp.init(keys)
         self.rank = smp.rank()
         self.watch_waits()
+        saves.watch(self.place)
 
     def lack(self, case: dict[str, Any], keys: dict[str, Any]) -> None:
         """Take something away before the job starts."""
@@ -306,6 +310,8 @@ class Rank:
 
         late = self.caught(whole)  # an interrupt may come when the turn is over
         error = next((error for error in errors if error is not None), late)
+        if case["moment"] in SAVING and self.rank == 0:
+            error = self.caught(lambda: saves.lock(CASE["folder"])) or error
         if case["ends"] and isinstance(error, SystemExit):
             raise error
         return {"error": described(error), "updated": self.updated}
@@ -314,6 +320,8 @@ class Rank:
         training = self.training
         if here and case["moment"] == "start":
             self.place.visit_("start")
+        if case["moment"] in SAVING:
+            saves.save_twice(CASE["folder"], training)
         if case["moment"] == "start":
             training.build(3 if here and case["fault"] == "other model" else 0)
         # A fault between steps is caught there, and the loop goes on.

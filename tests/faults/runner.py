@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.cases import LAYOUTS, Case
+from tests.elastic.runs import lost_and_repeated, without_launcher
+from tests.faults.cases import LAYOUTS, RESTARTED, Case
 from tests.jobs.job import Job
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +64,13 @@ class Session:
 
     def __init__(self, layout: str, starts: Case | None = None, **keys: Any) -> None:
         pp, tp, dp = LAYOUTS[layout]
-        given = {"degrees": (pp, tp, dp), "keys": keys, "starts": None if starts is None else starts.as_dict()}
+        self.folder = tempfile.TemporaryDirectory(prefix="shardwright-faults-")
+        given = {
+            "degrees": (pp, tp, dp),
+            "keys": keys,
+            "starts": None if starts is None else starts.as_dict(),
+            "folder": self.folder.name,
+        }
         path = f"{ROOT / 'python'}:{ROOT}"
         program = str(Path(__file__).with_name("rank"))
         self.job = Job(program, pp * tp * dp, [json.dumps(given)], environment=lambda rank: {"PYTHONPATH": path})
@@ -72,6 +81,7 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.job.__exit__()
+        self.folder.cleanup()
 
     def start(self) -> None:
         """Wait until all ranks train."""
@@ -219,6 +229,23 @@ def run_ending(case: Case) -> Outcome:
     return outcome
 
 
+def run_restarted(case: Case) -> Outcome:
+    """A rank is killed right after a save in the background; the others end, and the job is started anew with them."""
+    outcome = Outcome(case)
+    steps = 20
+    with tempfile.TemporaryDirectory(prefix="shardwright-faults-") as folder:
+        try:
+            run = without_launcher(Path(folder), case.world, "saved 16", "--steps", str(steps), seconds=START_SECONDS)
+            lost = lost_and_repeated(run, steps)
+            outcome.inexact = lost != (0, 0) or len(run.losses) != steps
+            outcome.note = f"samples lost and repeated: {lost}" if outcome.inexact else ""
+        except subprocess.TimeoutExpired as error:
+            outcome.hung, outcome.note = True, f"a rank that was left did not end: {error}"
+        except AssertionError as error:
+            outcome.unnamed, outcome.note = True, str(error)[:1500]
+    return outcome
+
+
 def run_short(case: Case) -> Outcome:
     """A case in which something is missing from the start."""
     outcome = Outcome(case)
@@ -266,7 +293,8 @@ def run(cases: Sequence[Case], workers: int, done: Callable[[Outcome], None]) ->
                 futures.append(pool.submit(run_caught, layout, caught, take))
         for case in cases:
             if case.ends or case.starts:
-                one = run_short if case.starts else run_ending
+                ending = run_restarted if case.fault == RESTARTED else run_ending
+                one = run_short if case.starts else ending
                 futures.append(pool.submit(lambda one=one, case=case: take(one(case))))  # type: ignore[misc]
         for future in futures:
             future.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import weakref
@@ -53,6 +54,11 @@ def train(model: Any, inputs: torch.Tensor) -> Any:
     return loss, outputs
 
 
+def folder_of_saves() -> Path:
+    """Where both ranks save."""
+    return Path(tempfile.gettempdir()) / f"soak-{os.environ['MASTER_PORT']}-saves"
+
+
 def train_for_a_while(number: int, pipelined: bool) -> list[Any]:
     """Train, fail in some jobs, and leave an object unreceived; what a script might keep of it."""
     torch.manual_seed(number)
@@ -76,6 +82,8 @@ def train_for_a_while(number: int, pipelined: bool) -> list[Any]:
             optimizer.step()
     smp.send(torch.ones(1 << 16), 1 - smp.rank(), smp.RankType.WORLD_RANK)
     smp.barrier()
+    if number % 2:  # the end of the job waits for it
+        smp.save_checkpoint(folder_of_saves(), "newest", model=model, optimizer=optimizer, asynchronous=True)
     return [model, optimizer, outputs]
 
 
@@ -114,6 +122,7 @@ def main(jobs: int, transport: str) -> None:
         is_gone = bool(kept) or runtime is None or runtime() is None
         print(json.dumps({"number": number, "held": held, "runtime_is_gone": is_gone}), flush=True)
         del kept
+    shutil.rmtree(folder_of_saves(), ignore_errors=True)
 
 
 if __name__ == "__main__":
