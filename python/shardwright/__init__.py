@@ -23,6 +23,7 @@ from shardwright.data_parallel.sampler import DistributedSampler
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import (
     CheckpointError,
+    CheckpointGoneError,
     ConfigError,
     DepartureError,
     FrameError,
@@ -102,6 +103,7 @@ __all__ = [
     "WORLD",
     "AveragedModel",
     "CheckpointError",
+    "CheckpointGoneError",
     "CommGroup",
     "ConfigError",
     "DepartureError",

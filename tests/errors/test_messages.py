@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import resource
+import shutil
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +35,7 @@ from shardwright.values import ValueRegistry, registry
 from shardwright.verify.report import Departure, Report, Row
 from torch import nn
 
+from tests.checkpoint.test_rotation import save as save_rotating
 from tests.errors import stored
 from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.runtimes import make_runtime
@@ -246,6 +250,14 @@ def file_that_is_not_there() -> None:
     smp.load("nowhere/weights", partial=False)
 
 
+def checkpoint_that_another_job_removed() -> None:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        save_rotating(Path("run7"), "step1", 0)
+        reader = _core.CheckpointReader("run7")
+        shutil.rmtree("run7/step1_partial")
+        reader.verify()
+
+
 def something_that_was_left_out() -> None:
     encoder = Encoder(leave_out=True)
     content = encoder.encode({"model": nn.Linear(2, 2)}, "user_content")
@@ -264,6 +276,7 @@ MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.StepMismatchError: (different_step_functions,),
     errors.PartialUpdateError: (weights_updated_on_some_ranks_only, signal_between_updates),
     errors.CheckpointError: (ranks_that_save_under_different_tags, file_that_is_not_there),
+    errors.CheckpointGoneError: (checkpoint_that_another_job_removed,),
     errors.LeftOutError: (something_that_was_left_out,),
     errors.VerificationError: (a_gradient_that_departs,),
     errors.RemoteError: (failure_elsewhere,),
