@@ -101,6 +101,9 @@ class Plain(nn.Module):
 class Descent(torch.optim.SGD):
     """Gradient descent, one parameter after another, with a place behind each."""
 
+    #: Or tensor-parallel ranks would wait for one another in each update.
+    updates_elements_independently = True
+
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         with torch.no_grad():
             for group in self.param_groups:

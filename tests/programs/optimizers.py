@@ -43,6 +43,9 @@ class _Each(torch.optim.Optimizer):
 class Updating(_Each):
     """:func:`update` as an optimizer, for elements."""
 
+    #: So that ranks have parts of parameters.
+    updates_elements_independently = True
+
     def change(self, parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any]) -> None:
         """Update a parameter."""
         update(parameter, gradient, elementwise=True)

@@ -17,10 +17,8 @@ import shardwright as smp
 import torch
 from shardwright.execution.frame_table import FrameTable
 from shardwright.job.runtime import current_runtime
-from shardwright.optimizer.sharding import elementwise
 
 from tests.programs.log import Log, log_of_run
-from tests.programs.optimizers import Updating
 from tests.programs.program import Program
 from tests.programs.running import run_on_rank
 
@@ -44,8 +42,6 @@ def main(given: Path, leg: int) -> None:
     # The first and second stall reports of a step that cannot go on come after seconds.
     limits = {"stall_report_seconds": 10, "stall_timeout_seconds": 30}
     replicas = {"ddp": program.replicas > 1, "shard_optimizer_state": program.sharded, **LAYOUTS[program.layout]}
-    # As those of torch.optim that treat elements by themselves, so that ranks have parts of parameters.
-    elementwise._STATE_TENSORS[Updating] = lambda _: 1
     smp.init({"pipeline_parallel_degree": program.ranks, **replicas, **program.settings(), **limits})
     runtime = current_runtime()
     file = given.with_name(f"rank{runtime.place.rank}.{leg}.pt")
