@@ -13,8 +13,8 @@ import shardwright as smp
 import torch
 from shardwright.checkpoints import random_state, saving
 from shardwright.job.runtime import Runtime
-from torch import nn
 
+from tests.checkpoint.small_training import Training
 from tests.frames.job import Job, in_process_ranks
 
 DRAWS = 120
@@ -46,34 +46,6 @@ def changed(content: Any, chance: random.Random) -> str:
     return f"{path} = {put!r}"
 
 
-@smp.step
-def stepped(model: smp.DistributedModel, inputs: torch.Tensor) -> torch.Tensor:
-    loss = model(inputs).square().mean()
-    model.backward(loss)
-    return loss
-
-
-class Training:
-    def __init__(self, ranks: int) -> None:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-        if ranks > 1:
-            smp.set_partition(net[1], 1)
-        self.model = smp.DistributedModel(net)
-        self.optimizer = smp.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=0.1))
-
-    def step(self, number: int = 0) -> None:
-        self.optimizer.zero_grad()
-        stepped(self.model, torch.full((2, 3), 1.0 + number))
-        self.optimizer.step()
-
-    def values(self) -> dict[str, torch.Tensor]:
-        found = {name: one.detach().clone() for name, one in self.model.local_named_parameters()}
-        for number, one in self.optimizer.local_state_dict()["state"].items():
-            found |= {f"state {number} {key}": value.clone() for key, value in one.items()}
-        return found
-
-
 def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
     return [name for name in {**one, **other} if not torch.equal(one[name], other[name])]
 
@@ -99,7 +71,7 @@ def mutations(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def check(runtime: Runtime, ranks: int, folder: Path, told: dict[str, Any]) -> list[str]:
-    training, wrong, outcomes = Training(ranks), list[str](), Counter[str]()
+    training, wrong, outcomes = Training(ranks, torch.optim.AdamW), list[str](), Counter[str]()
     named: dict[str, Any] = {"model": training.model, "optimizer": training.optimizer}
     for number in range(2):
         training.step(number)
@@ -150,7 +122,7 @@ def test_content_loads_as_it_was_saved_or_nothing_is_changed(
     ranks: int, tmp_path: Path, mutations: dict[str, Any]
 ) -> None:
     def main(runtime: Runtime) -> list[str]:
-        training = Training(ranks)
+        training = Training(ranks, torch.optim.AdamW)
         for number in range(2):
             training.step(number)
         named: dict[str, Any] = {"model": training.model, "optimizer": training.optimizer}

@@ -5,6 +5,7 @@ Jobs of one rank and of two, as threads of one process.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,8 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.job.runtime import Runtime
-from torch import nn
 
+from tests.checkpoint.small_training import Training
 from tests.frames.job import Job, in_process_ranks
 
 COPY = torch.Tensor.copy_
@@ -41,35 +42,15 @@ def failing_copies(rank: int, point: int) -> Iterator[list[int]]:
         torch.Tensor.copy_ = COPY  # type: ignore[method-assign]
 
 
-@smp.step
-def stepped(model: smp.DistributedModel, inputs: torch.Tensor) -> torch.Tensor:
-    loss = model(inputs).square().mean()
-    model.backward(loss)
-    return loss
+class Averaged(Training):
+    """With averages of its weights."""
 
-
-class Training:
     def __init__(self, ranks: int) -> None:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-        if ranks > 1:
-            smp.set_partition(net[1], 1)
-        self.model = smp.DistributedModel(net)
-        self.optimizer = smp.DistributedOptimizer(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
+        super().__init__(ranks, functools.partial(torch.optim.SGD, momentum=0.9))
         self.averages = smp.AveragedModel(self.model)
 
-    def step(self, number: int = 0) -> None:
-        self.optimizer.zero_grad()
-        stepped(self.model, torch.full((2, 3), 1.0 + number))
-        self.optimizer.step()
 
-    def values(self) -> dict[str, torch.Tensor]:
-        found = {name: one.detach().clone() for name, one in self.model.local_named_parameters()}
-        state = self.optimizer.local_state_dict()["state"]
-        return found | {f"state {number}": one["momentum_buffer"].clone() for number, one in state.items()}
-
-
-def uses(training: Training, folder: Path, ranks: int) -> dict[str, Callable[[], object]]:
+def uses(training: Averaged, folder: Path, ranks: int) -> dict[str, Callable[[], object]]:
     """What must not see weights that were loaded in part."""
 
     def applied() -> None:
@@ -93,7 +74,7 @@ def uses(training: Training, folder: Path, ranks: int) -> dict[str, Callable[[],
     return found
 
 
-def loads(training: Training, folder: Path, state: dict[str, Any]) -> dict[str, Callable[[], object]]:
+def loads(training: Averaged, folder: Path, state: dict[str, Any]) -> dict[str, Callable[[], object]]:
     model, optimizer = training.model, training.optimizer
     return {
         "resume": lambda: smp.resume_from_checkpoint(folder, "good", model=model, optimizer=optimizer),
@@ -104,7 +85,7 @@ def loads(training: Training, folder: Path, state: dict[str, Any]) -> dict[str, 
     }
 
 
-def is_untouched(training: Training, before: dict[str, torch.Tensor]) -> bool:
+def is_untouched(training: Averaged, before: dict[str, torch.Tensor]) -> bool:
     """Whether all values can be read, and are those of before the load."""
     try:
         now = training.values()
@@ -115,7 +96,7 @@ def is_untouched(training: Training, before: dict[str, torch.Tensor]) -> bool:
 
 
 def check(runtime: Runtime, ranks: int, failing: int, folder: Path) -> list[str]:
-    training = Training(ranks)
+    training = Averaged(ranks)
     for number in range(2):
         training.step(number)
     smp.save_checkpoint(folder, "good", model=training.model, optimizer=training.optimizer)
@@ -171,7 +152,7 @@ def test_nothing_runs_or_is_saved_after_a_load_that_failed_midway(ranks: int, fa
 
 def test_averages_that_were_loaded_in_part_are_not_used(tmp_path: Path) -> None:
     def check_averages(runtime: Runtime) -> None:
-        training = Training(1)
+        training = Averaged(1)
         training.step()
         training.averages.update_parameters()
         state = training.averages.state_dict()

@@ -9,7 +9,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -20,29 +22,23 @@ from tests.compat.cells.running import problems
 from tests.compat.cells.table import reasons
 from tests.compat.interface import KEYS
 from tests.compat.lookup import refused_symbols, wrong_symbols
-from tests.compat.published.runs import BARS, EXAMPLES, Compared, Example
+from tests.compat.published.runs import BARS, EXAMPLES, Compared
 from tests.compat.published.runs import compare as compare_example
-from tests.compat.runs import RUNS, Outcome, Run, compare
+from tests.compat.runs import RUNS, Outcome, compare
 
+#: A script, and what came of it.
+One = TypeVar("One")
+Came = TypeVar("Came")
 _FAILURES = (AssertionError, OSError, subprocess.SubprocessError, ValueError, LookupError)
 
 
-def attempt(run: Run) -> Outcome:
-    """Run one; what goes wrong is its outcome."""
+def attempt(what: One, compare_one: Callable[[One, Path], Came], failed: Callable[..., Came]) -> Came:
+    """Run one script; what goes wrong is what came of it."""
     with tempfile.TemporaryDirectory(prefix="compat-") as folder:
         try:
-            return compare(run, Path(folder))
+            return compare_one(what, Path(folder))
         except _FAILURES as error:
-            return Outcome(run, why=str(error))
-
-
-def attempt_example(example: Example) -> Compared:
-    """Run one of the scripts written after public examples; what goes wrong is what came of it."""
-    with tempfile.TemporaryDirectory(prefix="compat-") as folder:
-        try:
-            return compare_example(example, Path(folder))
-        except _FAILURES as error:
-            return Compared(example, why=str(error))
+            return failed(what, why=str(error))
 
 
 def wrong_cells() -> int:
@@ -75,7 +71,7 @@ def main() -> int:
     failed = 0
     for run in runs:
         began = time.monotonic()
-        outcome = attempt(run)
+        outcome = attempt(run, compare, Outcome)
         seconds = time.monotonic() - began
         failed += bool(outcome.why)
         print(f"compat: {run.name}: {outcome.why or 'same losses'} ({seconds:.0f} s)", file=sys.stderr)
@@ -83,7 +79,7 @@ def main() -> int:
         table.add_row(run.name, *numbers, "FAILED" if outcome.why else "same")
     for example in examples:
         began = time.monotonic()
-        compared = attempt_example(example)
+        compared = attempt(example, compare_example, Compared)
         seconds = time.monotonic() - began
         failed += bool(compared.why)
         print(f"compat: {example.name}: {compared.why or 'same losses'} ({seconds:.0f} s)", file=sys.stderr)
