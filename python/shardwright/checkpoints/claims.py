@@ -5,6 +5,7 @@ The manifest's hash shows that it is as it was written, and not who wrote it: wh
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -89,8 +90,9 @@ def check_optimizer(
     if not isinstance(options, list) or len(options) != len(groups) or not all(map(_is_options, options)):
         raise wrong(place, options, f"{len(groups)} dicts of options, as many as groups, without their parameters")
     if len(options) == len(optimizer.param_groups):
+        defaults = _defaults_of(kind)
         for number, (saved, own) in enumerate(zip(options, optimizer.param_groups, strict=True)):
-            _check_options(f"{place}[{number}]", saved, own, is_elementwise(kind))
+            _check_options(f"{place}[{number}]", saved, own, defaults, is_elementwise(kind))
     _check_masters(kinds)
     if is_elementwise(kind):
         _check_state(kinds)
@@ -109,20 +111,53 @@ def check_optimizer(
             optimizer.loss_scaler.load_state_dict(now)
 
 
-def _check_options(place: str, saved: Mapping[str, Any], own: Mapping[str, Any], is_known: bool) -> None:
-    """Refuse an option of another type than the optimizer has; one that a known class leaves open is a number."""
+def _check_options(
+    place: str, saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any], is_known: bool
+) -> None:
+    """Refuse an option of another type than the optimizer has and than its class begins with.
+
+    One that a known class leaves open is a number.
+    """
     for key, value in saved.items():
         known = own.get(key)
         if is_known and key in own and known is None and not isinstance(value, bool | None) and not _is_number(value):
             raise wrong(f"{place}[{key!r}]", value, "null, a bool or a number")
-        if isinstance(known, bool) and not isinstance(value, bool | None):
-            raise wrong(f"{place}[{key!r}]", value, "a bool")
-        if isinstance(known, numbers.Real) and not isinstance(known, bool) and not _is_number(value):
-            raise wrong(f"{place}[{key!r}]", value, "a number")
-        if isinstance(known, tuple | list):
-            same = isinstance(value, tuple | list) and len(value) == len(known)
-            if not same or not all(_is_number(item) for item in value):
-                raise wrong(f"{place}[{key!r}]", value, f"{len(known)} numbers")
+        if not _is_like(value, known) and not (key in defaults and _is_like(value, defaults[key])):
+            raise wrong(f"{place}[{key!r}]", value, _kind_of(known))
+
+
+def _is_like(value: object, known: object) -> bool:
+    """Whether a value may stand where a known one does, as far as bools, numbers and lists of them tell."""
+    if isinstance(known, bool):
+        return isinstance(value, bool | None)
+    if _is_number(known):
+        return _is_number(value)
+    if isinstance(known, tuple | list):
+        if not isinstance(value, tuple | list) or len(value) != len(known):
+            return False
+        return all(map(_is_item_like, value, known))
+    return True
+
+
+def _is_item_like(value: object, known: object) -> bool:
+    """The same for an item. One that is left open, as the first of Adafactor's ``eps`` is, is a number or null."""
+    return value is None or _is_number(value) if known is None else _is_like(value, known)
+
+
+def _kind_of(known: object) -> str:
+    """Say what `_is_like` takes."""
+    if isinstance(known, tuple | list):
+        return f"{len(known)} numbers" if all(map(_is_number, known)) else f"values like {safe_repr(known)}"
+    return "a bool" if isinstance(known, bool) else "a number"
+
+
+def _defaults_of(kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
+    """The options with which a class begins, where its signature tells; a script may have begun with others."""
+    try:
+        known = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {each.name: each.default for each in known if each.default is not each.empty}
 
 
 def _check_masters(kinds: Kinds) -> None:

@@ -1,0 +1,84 @@
+"""The options of every optimizer of PyTorch load as they were saved, whatever a script has begun with since."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shardwright as smp
+import torch
+from shardwright.job.runtime import Runtime
+from torch.optim import Optimizer
+
+from tests.checkpoint.small_training import Training
+from tests.frames.job import Job, in_process_ranks
+
+#: Those that take no dense gradients, that run a closure many times, and that take only matrices.
+OTHERS = ("Optimizer", "SparseAdam", "LBFGS", "Muon")
+KINDS = sorted(
+    name
+    for name, each in vars(torch.optim).items()
+    if isinstance(each, type) and issubclass(each, Optimizer) and name not in OTHERS
+)
+#: Options that leave open what another value settles, in turn with it; each class has some of them.
+SETTINGS: dict[str, tuple[Any, Any]] = {
+    "eps": ((None, 1e-3), (1e-30, 1e-3)),
+    "foreach": (None, False),
+    "maximize": (False, True),
+    "weight_decay": (0, 0.5),
+    "lr": (0.1, torch.tensor(0.1)),
+}
+
+
+def settings(kind: Any) -> list[dict[str, Any]]:
+    """Options beside the defaults: each setting that the class takes, in both its values."""
+    known = inspect.signature(kind).parameters
+    found: list[dict[str, Any]] = [{}]
+    for key, values in SETTINGS.items():
+        if key in known and (key != "eps" or isinstance(known[key].default, tuple)):
+            found += [{key: value} for value in values]
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_options_load_as_they_were_saved(name: str, tmp_path: Path) -> None:
+    kind = getattr(torch.optim, name)
+
+    def main(runtime: Runtime) -> list[str]:
+        wrong = []
+        for begun in settings(kind):
+            for later in [begun, *settings(kind)] if begun else [begun]:
+                try:
+                    wrong += went_on(kind, tmp_path, begun, later)
+                except Exception as error:
+                    wrong.append(f"{begun}, then {later}: {type(error).__name__}: {error}")
+        return wrong
+
+    with in_process_ranks():
+        job = Job(1)
+        assert job.run(main, {}, 300) == [[]]
+        job.close()
+
+
+def went_on(kind: Any, folder: Path, begun: dict[str, Any], later: dict[str, Any]) -> list[str]:
+    """Train, save, and go on with an optimizer that a script has made with other options: they are the saved ones."""
+    trainings = [
+        Training(1, lambda parameters, lr, options=options: kind(parameters, **{"lr": lr, **options}))
+        for options in (begun, later)
+    ]
+    trainings[0].step(0)
+    smp.save_checkpoint(folder, "a", model=trainings[0].model, optimizer=trainings[0].optimizer)
+    smp.resume_from_checkpoint(folder, "a", model=trainings[1].model, optimizer=trainings[1].optimizer)
+    before, after = ([values(each) for each in training.optimizer.param_groups] for training in trainings)
+    for training in trainings:
+        training.step(1)
+    one, other = (training.values() for training in trainings)
+    differ = [key for key in {**one, **other} if not torch.equal(one[key], other[key])]
+    found = [f"{begun}, then {later}: {differ} differ"] if differ else []
+    return found if before == after else [*found, f"{begun}, then {later}: {before} became {after}"]
+
+
+def values(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
