@@ -1,12 +1,14 @@
-"""Builds what a GPU machine gets that has Python, torch and nothing else: neither cargo nor a network.
+"""Builds what a GPU machine gets that has Python, torch, transformers and nothing else: neither cargo nor a network.
 
 The pack is a folder: the package with its optimised, stripped extension, as wheels have it; the stand-in for CUDA's
-driver; and the tests, tools, benchmarks and examples. The last lines are the command to run there, and a JSON object.
+driver; the tests, tools, benchmarks and examples; and pytest and rich, for a machine without. The last lines are the
+command to run there, and a JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
@@ -20,6 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 _TRAVELS = ("python", "tests", "tools", "benches", "examples", "compat", "pyproject.toml")
 _EXTENSION = Path("python/shardwright/_core.abi3.so")
 _REHEARSAL = "libshardwright_cuda_rehearsal.so"
+#: What the steps import beside torch, transformers and NumPy, and the distributions, of Python alone, that have it.
+_IMPORTS = ("pytest", "pytest_timeout", "xdist", "rich")
+_DISTRIBUTIONS = (
+    *("pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "packaging", "pluggy"),
+    *("rich", "markdown-it-py", "mdurl", "pygments"),
+)
 #: The most that a pack may take.
 MAX_BYTES = 40 << 20
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)(?:\.\d+)?\0")
@@ -41,8 +49,11 @@ fi
 cd "$(dirname "$0")" || exit 1
 pack=$(pwd)
 export PYTHONPATH="$pack/python:$pack" SHARDWRIGHT_TESTS_REHEARSAL="$pack/LIBRARY" PYTHONUNBUFFERED=1
-exec "${PYTHON:-python3}" -m tools.gpu_day "$@"
-""".replace("LIBRARY", _REHEARSAL)
+python=${PYTHON:-python3}
+# Packages that the machine may lack, used only if it lacks one: those of a machine suit its other packages.
+"$python" -c "import IMPORTS" 2>/dev/null || export PYTHONPATH="$PYTHONPATH:$pack/site"
+exec "$python" -m tools.gpu_day "$@"
+""".replace("LIBRARY", _REHEARSAL).replace("IMPORTS", ", ".join(_IMPORTS))
 
 
 def main() -> int:
@@ -80,6 +91,12 @@ def _gather(pack: Path) -> None:
         if (ROOT / name).is_file():  # else it is deleted, and not committed yet
             (pack / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, pack / name)
+    for name in _DISTRIBUTIONS:
+        distribution = importlib.metadata.distribution(name)
+        for file in distribution.files or ():
+            if ".." not in file.parts and file.suffix != ".pyc":
+                (pack / "site" / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(distribution.locate_file(file), pack / "site" / file)
     changed = "-changed" if _said("git", "status", "--porcelain", "--", *_TRAVELS, "crates").strip() else ""
     (pack / "COMMIT").write_text(f"{_said('git', 'rev-parse', 'HEAD').strip()}{changed}\n")
     (pack / "run").write_text(_RUN)
