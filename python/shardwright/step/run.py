@@ -146,8 +146,7 @@ def _run_once(
             runtime[MemoryAccount].end_tasks()
             if (group := runtime.find(TensorGroup)) is not None:
                 group.end_step()
-            _prepare(runtime, step, transaction, taking_part)
-            check_left_out(runtime, placements, taking_part)
+            _prepare(runtime, step, transaction, placements, taking_part)
         _commit(runtime, transaction, taking_part)
     except BaseException as error:
         with interrupts.DeferSignals():
@@ -214,12 +213,17 @@ def _run_tasks(
 
 
 def _prepare(
-    runtime: Runtime, step: StepFunction[..., Any], transaction: StepTransaction, taking_part: Sequence[Placement]
+    runtime: Runtime,
+    step: StepFunction[..., Any],
+    transaction: StepTransaction,
+    placements: Sequence[Placement],
+    taking_part: Sequence[Placement],
 ) -> None:
     """Do everything that may still fail: average over microbatches and data-parallel ranks, and run hooks."""
     runtime.step.committing = True
     divisor = agreed_divisor(runtime, taking_part)
     transaction.end_tasks()
+    check_left_out(runtime, placements, taking_part)  # before earlier gradients are added to those of this step
     for placement in taking_part:
         placement.replicas.check_gradients()
     for placement in taking_part:
