@@ -1,4 +1,4 @@
-"""One of two data-parallel ranks: rank 0 keeps a trained model that rank 1 has let go of, and both train another one."""
+"""Two data-parallel ranks: rank 0 keeps a trained model that rank 1 has let go of, and both train another one."""
 
 import gc
 
@@ -38,9 +38,7 @@ def main() -> None:
         train(new, inputs)
         assert torch.equal(next(new.parameters()).grad, seen(inputs, new)), "the mean over both ranks"
     kept = old if smp.rank() == 0 else None
-    with pytest.raises(
-        (smp.ShardwrightError, smp.RemoteError), match="was trained on rank 0, but not all data-parallel"
-    ):
+    with pytest.raises((smp.ShardwrightError, smp.RemoteError), match="was trained on rank 0, but not all data"):
         train_both(new, kept, inputs)
     new.zero_grad()
     train(new, inputs)
