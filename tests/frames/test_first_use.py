@@ -109,6 +109,47 @@ def test_calls_in_inference_mode_with_what_needs_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("made", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("of", ["leaf", "result", "view of a leaf", "view of a result"])
+def test_writes_without_gradients_to_what_needs_one(of: str, made: Callable[[], Any], mode: Callable[[], Any]) -> None:
+    """A write leaves the graph as it is, which torch cannot ask for the edge of a view in inference mode."""
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        whole = root.weight if of.endswith("leaf") else x * root.weight
+        with made():
+            given = whole[..., :2] if of.startswith("view") else whole
+        with mode():
+            root.child(given)
+            seen = float(given.sum())
+        return x * seen * (1 if of.endswith("leaf") else whole)
+
+    assert_exact(Part(body, child=Part(lambda m, x: x.mul_(m.weight.detach()[:2].sum()))), data(needs_gradient=True))
+
+
+def noted(where: str, edge_is_there: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        y = root.child(x)
+        z = {"leaf": root.weight, "result": y, "own": x * root.weight}[where]
+        with torch.inference_mode():
+            edge_is_there(z)
+        return y * z
+
+    return body
+
+
+@pytest.mark.parametrize("where", ["result", "own"])
+def test_hooks_that_are_registered_in_inference_mode(where: str) -> None:
+    body = noted(where, lambda z: z.register_hook(lambda gradient: gradient * 2))
+    assert_exact(Part(body, child=Part(lambda m, x: x * m.weight)), data(needs_gradient=True))
+
+
+@pytest.mark.parametrize("where", ["leaf", "result", "own"])
+def test_gradients_that_are_retained_in_inference_mode(where: str) -> None:
+    body = noted(where, lambda z: z.retain_grad())
+    assert_exact(Part(body, child=Part(lambda m, x: x * m.weight)), data(needs_gradient=True))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("use", [closed_over_by_a_gradient, transformed_twice])
 def test_transforms_beside_a_call_without_gradients(use: Callable[..., Any], mode: Callable[[], Any]) -> None:
     def body(root: Part, x: torch.Tensor) -> Any:

@@ -231,8 +231,10 @@ def past_views(
     """Return where the gradients of a call's arguments go, given which of them the module writes to.
 
     As in torch, the gradient of a view that was written to goes directly to its base and bypasses hooks on the view.
-    Call this before the write is applied on this rank.
+    Call this before the write is applied on this rank. In inference mode a write leaves the graph as it is.
     """
+    if torch.is_inference_mode_enabled():
+        return inputs
     past = []
     for edge, index in inputs:
         tensor = given[index]

@@ -238,12 +238,23 @@ def cut(tensor: torch.Tensor, *what: str) -> tuple[torch.Tensor, Slot]:
         return _cut(anchor, [tensor], slot), slot
 
 
+def gradient_edge(tensor: torch.Tensor) -> GradientEdge:
+    """Return the edge at which a tensor's gradient enters the graph, in every mode: torch finds a leaf's by a view."""
+    if not torch.is_inference_mode_enabled():
+        return get_gradient_edge(tensor)
+    with torch.inference_mode(False):
+        return get_gradient_edge(tensor)
+
+
 def owning_edge(tensor: torch.Tensor) -> GradientEdge:
     """Return the edge at which a tensor's gradient enters the graph; the edge keeps the graph behind it alive.
 
     The node of a Python function lives only as long as a tensor, an edge's token (in newer versions of torch) or a node
     in front of it. Without tokens, a node is inserted in front of it, which takes no memory of the tensor's size.
     """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return owning_edge(tensor)
     if isinstance(tensor, RemoteTensor) and tensor.here is None:
         assert isinstance(tensor.end, SlotEnd), "it requires a gradient"
         return GradientEdge(tensor.end, 0, *_NO_OWNER)  # type: ignore[arg-type]
@@ -277,10 +288,7 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
     that it requires one.
     """
     try:
-        if not torch.is_inference_mode_enabled():
-            return owning_edge(tensor)
-        with torch.inference_mode(False):  # torch finds the edge of a leaf through a view of it
-            return owning_edge(tensor)
+        return owning_edge(tensor)
     except AssertionError:
         return None
     except RuntimeError as error:  # torch refuses to use one of several views of a tensor that was written to

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from shardwright.errors import FrameError
 from shardwright.frames.checkpointing import Checkpointing
-from shardwright.frames.cut import Slot, hook_on
+from shardwright.frames.cut import Slot, gradient_edge, hook_on
 from shardwright.frames.leaves import Leaves
 from shardwright.frames.watch import RemoteMemory, Watched
 
@@ -101,7 +101,7 @@ class KeptGradient:
                 "retain_grad was called on a view whose memory was written to later; torch then keeps the gradient of "
                 "before the write or of after it, depending on who looked at the view between: call it on a clone()"
             )
-        return self.edge if tensor.grad_fn is None else get_gradient_edge(tensor)
+        return self.edge if tensor.grad_fn is None else gradient_edge(tensor)
 
     def keep(self, gradient: torch.Tensor) -> None:
         """Retain the gradient; used as a hook."""

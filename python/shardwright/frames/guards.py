@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
 from shardwright.errors import FrameError
 from shardwright.frames.checkpointing import OF_THE_SCRIPT
-from shardwright.frames.cut import SlotEnd, engine_watchers, owning_edge, slot_of
+from shardwright.frames.cut import SlotEnd, engine_watchers, gradient_edge, owning_edge, slot_of
 from shardwright.frames.frame import Frame, KeptGradient, current_frame
 from shardwright.frames.paths import Paths
 from shardwright.frames.reentrant import Compared, run_reentrant
@@ -108,7 +108,7 @@ def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor
 
 
 def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
-    edge = get_gradient_edge(tensor)
+    edge = gradient_edge(tensor)
     if any(argument() is tensor for argument in frame.arguments):
         raise FrameError(
             f"a hook (or retain_grad) on an argument of {frame.name} would see only the gradient from inside it, "

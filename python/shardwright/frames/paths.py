@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
-from shardwright.frames.cut import Slot, owned_by, slot_of
+from shardwright.frames.cut import Slot, gradient_edge, owned_by, slot_of
 from shardwright.frames.frame import Frame
 from shardwright.frames.remote import made_by
 
@@ -20,8 +20,7 @@ def node_of(value: Any) -> Node | None:
         return value.node
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return None
-    with torch.inference_mode(False):  # torch finds the edge of a leaf through a view of it
-        return get_gradient_edge(value).node
+    return gradient_edge(value).node
 
 
 class Paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from shardwright import _core
 from shardwright.data_parallel.weights import StepWeights
@@ -17,7 +17,7 @@ from shardwright.execution.serve import deferring
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames import Leaves, current_frame, in_frame, owning_edge, run_backward
-from shardwright.frames.cut import slot_of
+from shardwright.frames.cut import gradient_edge, slot_of
 from shardwright.frames.remote import is_remote
 from shardwright.half_precision import LossScaling
 from shardwright.job.runtime import Runtime
@@ -48,7 +48,7 @@ def backward(
         runtime[Turn].begins("backward", runtime.step.microbatch)
         if runtime[Leaves].walks:
             listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-            nodes = (get_gradient_edge(tensor).node for tensor in listed if tensor.requires_grad)
+            nodes = (gradient_edge(tensor).node for tensor in listed if tensor.requires_grad)
             runtime[Leaves].check_behind(nodes, "the step function", runtime.step.microbatch)
         if (group := runtime.find(TensorGroup)) is not None:
             # Collectives of a forward pass must not be paired with those of a backward pass.
