@@ -296,7 +296,12 @@ fn newest_text(tag: &str) -> String {
     format!("{tag}\n{}\n", blake3::hash(tag.as_bytes()).to_hex())
 }
 
-pub(crate) fn checked_tag(tag: &str) -> Result<(), CheckpointError> {
+/// Refuses a tag that no folder can be named after.
+///
+/// # Errors
+///
+/// Names the tag, and what is wrong with it.
+pub fn checked_tag(tag: &str) -> Result<(), CheckpointError> {
     check_tag(tag).map_err(|source| CheckpointError::Name {
         what: "checkpoint",
         name: tag.to_owned(),

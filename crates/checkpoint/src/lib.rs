@@ -82,7 +82,7 @@ pub use background::{Background, PartCopy, PartInBackground};
 pub use compare::{Unequal, unequal};
 pub use damage::Damage;
 pub use differences::{Difference, TensorKind, differences};
-pub use directory::{Directory, Entry, EntryState};
+pub use directory::{Directory, Entry, EntryState, checked_tag};
 pub use error::CheckpointError;
 pub use files::StoreError;
 pub use foreign::{ForeignError, check_header};
@@ -90,6 +90,7 @@ pub use full::{CONFIG_KEY, ExportOptions, Exported, export_full};
 pub use hash::{CHUNK_BYTES, ChunkHash, hash_chunks};
 pub use import::ForeignModel;
 pub use incoming::PartWriter;
+pub use leftovers::remove_unfinished;
 pub use lock::DirectoryLock;
 pub use manifest::{
     Alias, Bytes, Degrees, FORMAT_VERSION, Manifest, ManifestError, PartFile, Piece, Placement,

@@ -48,6 +48,13 @@ impl Directory {
     }
 }
 
+impl DirectoryLock {
+    /// Whether no other job saves there: not where nobody knows of locks.
+    pub(crate) fn excludes_others(&self) -> bool {
+        self.folder.is_some()
+    }
+}
+
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // Forked children have the same open file: closing it here would not unlock it, and unlocking it there would.

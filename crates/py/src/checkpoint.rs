@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use shardwright_checkpoint::{
     Checkpoint, CheckpointError, Difference, Directory, DirectoryLock, PartReport, PartWriter,
-    TensorKind, Touched, Wanted, abandon, commit, differences, write_part,
+    TensorKind, Touched, Wanted, abandon, checked_tag, commit, differences, remove_unfinished,
+    write_part,
 };
 
 use crate::arguments::duration;
@@ -41,14 +42,17 @@ pub(crate) struct CheckpointWriter {
 #[pymethods]
 impl CheckpointWriter {
     /// For the checkpoint `tag` in the directory `path`, or at `s3://BUCKET/PREFIX`; nothing is written or asked yet.
+    ///
+    /// Raises `ShardwrightError` for a tag that no folder can be named after.
     #[new]
     #[pyo3(signature = (path, tag))]
-    fn new(path: PathBuf, tag: String) -> Self {
-        Self {
+    fn new(path: PathBuf, tag: String) -> PyResult<Self> {
+        checked_tag(&tag).map_err(|error| checkpoint_error(&error))?;
+        Ok(Self {
             directory: Directory::new(path),
             tag,
             lock: Mutex::default(),
-        }
+        })
     }
 
     /// Raise `ShardwrightError` if an object store does not answer, has no such bucket, or refuses who asks.
@@ -66,6 +70,9 @@ impl CheckpointWriter {
         loop {
             let lock = py.detach(|| self.directory.try_lock());
             if let Some(lock) = lock.map_err(|error| checkpoint_error(&error))? {
+                // What cannot be listed is told by the save itself.
+                py.detach(|| remove_unfinished(&self.directory, &lock, &self.tag))
+                    .ok();
                 *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(lock);
                 return Ok(());
             }

@@ -23,6 +23,8 @@ from shardwright.safe_repr import safe_repr
 Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 
 _MAX_SHOWN = 100
+#: How a step computes says nothing of its options, and may need a device.
+_UNFUSED: dict[str, Any] = {"fused": None, "foreach": False, "capturable": False}
 
 
 def wrong(place: str, found: object, allowed: str) -> ShardwrightError:
@@ -95,6 +97,8 @@ def check_optimizer(
             _check_options(f"{place}[{number}]", saved, own, defaults, is_elementwise(kind))
     _check_masters(kinds)
     if is_elementwise(kind):
+        for number, saved in enumerate(options):
+            _check_values(f"{place}[{number}]", kind, saved)
         _check_state(kinds)
         state = _keys_of_state(kinds, decoded["values"])
         for number, names in enumerate(groups):
@@ -158,6 +162,20 @@ def _defaults_of(kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return {each.name: each.default for each in known if each.default is not each.empty}
+
+
+def _check_values(place: str, kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> None:
+    """Refuse options with which PyTorch does not make an optimizer of this class."""
+    defaults = _defaults_of(kind)
+    known = {key: value for key, value in options.items() if key in defaults}
+    unfused = {key: value for key, value in _UNFUSED.items() if key in defaults}
+    make: Any = kind
+    try:
+        make([torch.nn.Parameter(torch.zeros(1))], **{**known, **unfused})
+    except ValueError as error:
+        raise wrong(place, known, f"what {kind.__name__} takes ({error})") from error
+    except Exception:
+        return  # what cannot be tried here, such as a kernel for a device, is the step's to say
 
 
 def _check_masters(kinds: Kinds) -> None:
@@ -224,7 +242,7 @@ def _keys_made(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) ->
         make: Any = kind  # whose defaults are those of its class
         made = make([parameter])
         own = {key: options[key] for key in made.param_groups[0].keys() & options.keys() if key != "params"}
-        made.param_groups[0].update(own, fused=None, foreach=False, capturable=False)
+        made.param_groups[0].update(own, **_UNFUSED)
         made.step()
     except Exception:
         return set()

@@ -12,14 +12,16 @@ import torch
 
 from shardwright._core import newest_checkpoint, set_newest_checkpoint
 from shardwright.checkpoints.file import Leaves, read_value, write_value
-from shardwright.checkpoints.tensors import MODEL, ModelTensors
+from shardwright.checkpoints.places import check_tag
+from shardwright.checkpoints.tensors import MODEL, ModelTensors, extra_states
 from shardwright.checkpoints.together import model_of, on_all_ranks
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
-from shardwright.model.state_dict import PARTIAL_KEY
+from shardwright.model.gather import on_cpu
+from shardwright.model.state_dict import EXTRA_STATE, PARTIAL_KEY
 from shardwright.model.updates import Updates
 
 #: In the directory, the folder with the file that says which full checkpoint is the newest. That of partial ones stays
@@ -37,7 +39,7 @@ def save_full(
     found: list[DistributedModel] = []
 
     def find() -> None:
-        _check_name(tag)
+        _check_name(path, tag)
         found.append(model_of(runtime, given))
         runtime[Updates].check_whole(operation)
         found[0].placement.deferred_loads.run(found[0].module)
@@ -59,7 +61,7 @@ def save_full(
     on_all_ranks(operation, write)
 
 
-def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedModel) -> OrderedDict[str, torch.Tensor]:
+def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedModel) -> OrderedDict[str, Any]:
     """Return the state dict that the model has in one process, on rank 0; {} elsewhere. All ranks call this."""
     tensors = ModelTensors(runtime, model)
     held = [piece for named in tensors.every if named.is_here for piece in named.pieces()]
@@ -67,6 +69,8 @@ def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedMod
     told = [(piece.name, piece.shape, piece.offset, piece.view.detach().cpu().contiguous()) for piece in held if first]
     every = gathered(operation, told, WORLD, to_first=True)
     order = gathered(operation, (list(tensors.names), tensors.aliases), WORLD, to_first=True)
+    own = {f"{path}.{EXTRA_STATE}".lstrip("."): on_cpu(part.get_extra_state()) for path, part in extra_states(model)}
+    states = gathered(operation, own, WORLD, to_first=True)
     whole: dict[str, torch.Tensor] = {}
     for one in every:
         for name, shape, offset, values in one:
@@ -79,7 +83,11 @@ def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedMod
             box.copy_(values)
     aliases = {name: of for names, of_rank in order for name, of in of_rank.items()}
     listed = dict.fromkeys(name for names, _ in order for name in names)
-    return OrderedDict((name, whole[MODEL + aliases.get(name, name)]) for name in listed)
+    found = OrderedDict((name, whole[MODEL + aliases.get(name, name)]) for name in listed)
+    for of_rank in states:
+        for name, state in of_rank.items():
+            found.setdefault(name, state)
+    return found
 
 
 def load_full(
@@ -92,34 +100,31 @@ def load_full(
     translate: Callable[[dict[str, Any]], Mapping[str, Any]] | None,
 ) -> Any:
     """Load the file ``path/tag`` into the model, and return the user content. All ranks call this."""
-    found: list[tuple[DistributedModel, dict[str, Any]]] = []
+    found: list[tuple[DistributedModel, dict[str, Any], Any]] = []
 
     def read() -> None:
         model = model_of(runtime, given)
-        _check_name(tag)
+        _check_name(path, tag)
         state = read_value(operation, os.path.join(path, tag))
+        beside = os.path.join(path, f"user_content_{tag}")
+        content = read_value(operation, beside) if os.path.exists(beside) else None
         if not isinstance(state, Mapping):
             raise ShardwrightError(f"{os.path.join(path, tag)!r} has a {type(state).__name__}, and no state dict")
         state = {name: value for name, value in state.items() if name != PARTIAL_KEY or value is False}
         if translate is not None:
             state.pop(PARTIAL_KEY, None)
             state = {**translate(state), PARTIAL_KEY: False}
-        found.append((model, state))
+        found.append((model, state, content))
 
     on_all_ranks(operation, read)
-    model, state = found[0]
+    model, state, content = found[0]
 
     def load() -> None:
         model.load_state_dict(state, strict=strict)
 
     with runtime[Updates].loading("weights"):
         on_all_ranks(operation, load)
-    content = os.path.join(path, f"user_content_{tag}")
-    contents: list[Any] = []
-    on_all_ranks(
-        operation, lambda: contents.append(read_value(operation, content) if os.path.exists(content) else None)
-    )
-    return contents[0]
+    return content
 
 
 def newest_full(path: str | os.PathLike[str]) -> str:
@@ -136,9 +141,10 @@ def newest_full(path: str | os.PathLike[str]) -> str:
     return tag
 
 
-def _check_name(tag: object) -> None:
-    if not isinstance(tag, str) or not tag or os.sep in tag or tag.startswith(".") or _TAKEN.fullmatch(tag):
+def _check_name(path: str | os.PathLike[str], tag: object) -> None:
+    check_tag(path, tag)
+    if not isinstance(tag, str) or _TAKEN.fullmatch(tag):
         raise ShardwrightError(
-            f"tag is {tag!r}; allowed: the name of a file, without {os.sep!r}, not beginning with a dot, and not the "
-            "name of another file of checkpoints: 'newest', 'user_content_...', '..._partial'"
+            f"tag is {tag!r}; allowed: not the name of another file of checkpoints: 'newest', 'user_content_...', "
+            "'..._partial'"
         )

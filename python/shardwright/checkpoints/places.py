@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import os
 
-from shardwright._core import is_in_store
-from shardwright.errors import CheckpointError
+from shardwright._core import CheckpointWriter, is_in_store
+from shardwright.errors import CheckpointError, ShardwrightError
 
 
 def place_of(path: str | os.PathLike[str]) -> str:
     """Return the directory of checkpoints whatever the current folder is later; addresses in a store as they are."""
     return os.fspath(path) if is_in_store(path) else os.path.abspath(path)
+
+
+def check_tag(path: str | os.PathLike[str], tag: object) -> None:
+    """Refuse a tag that no checkpoint at a path can have, of either kind.
+
+    Raises:
+        ShardwrightError: Names it, and what is allowed.
+    """
+    if not isinstance(tag, str):
+        raise ShardwrightError(f"tag is a {type(tag).__name__}; allowed: a str")
+    try:
+        CheckpointWriter(path, tag)  # which writes nothing yet
+    except UnicodeEncodeError:  # of an argument of the command line that was not UTF-8
+        raise ShardwrightError(f"tag is {tag!r}; allowed: text that can be encoded as UTF-8") from None
 
 
 def check_on_disk(operation: str, path: str | os.PathLike[str]) -> None:

@@ -124,7 +124,8 @@ def _resume(
         found = _Loading.of(runtime, saved, model, optimizer, load_optimizer, load_sharded, strict)
         found.look_at_content()
         loading.append(found)
-        return saved.manifest["sequence"], json.dumps(found.tensors.wanted()), found.groups
+        own_states = [name for name, _ in extra_states(found.model)]
+        return saved.manifest["sequence"], json.dumps([found.tensors.wanted(), own_states]), found.groups
 
     told = on_all_ranks(_OPERATION, look)
     try:
@@ -132,7 +133,9 @@ def _resume(
     except CheckpointError as error:  # or it was replaced between two looks
         raise CheckpointGoneError(str(error)) from None
     own = loading[0]
-    own.compare([json.loads(wanted) for _, wanted, _ in told], [groups for *_, groups in told])
+    wanted = [json.loads(one) for _, one, _ in told]
+    states = {name for _, names in wanted for name in names}
+    own.compare([kinds for kinds, _ in wanted], [groups for *_, groups in told], states)
     with runtime[Updates].loading(*own.what):
         on_all_ranks(_OPERATION, own.load_or_defer)
         on_all_ranks(_OPERATION, own.restore_streams)
@@ -236,8 +239,10 @@ class _Loading:
             and self.saved.content["placement"] == [place.cfg.placement_strategy, place.launch.world_size]
         )
 
-    def compare(self, wanted: Sequence[Mapping[str, Any]], groups: Sequence[list[list[str]] | None]) -> None:
-        """Compare the checkpoint with the model and optimizer of all ranks.
+    def compare(
+        self, wanted: Sequence[Mapping[str, Any]], groups: Sequence[list[list[str]] | None], states: set[str]
+    ) -> None:
+        """Compare the checkpoint with the model and optimizer of all ranks, whose modules have these extra states.
 
         Raises:
             CheckpointError: They differ, and ``strict`` is set.
@@ -255,6 +260,10 @@ class _Loading:
             several = [one for one in groups if one is not None]
             state = OptimizerState(self.runtime, self.optimizer, self.tensors)
             found += state.differences(self.saved.content["optimizer"], united(several))
+        saved_states = self.saved.content["extra_states"].keys()
+        if self.saved.has_extra_states:
+            found += [f"the extra state of module {name!r} is missing" for name in sorted(states - saved_states)]
+        found += [f"the extra state of module {name!r} is not the model's" for name in sorted(saved_states - states)]
         if found and self.strict:
             listed = "\n  ".join(found[:_MAX_LISTED])
             more = f"\n  and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""

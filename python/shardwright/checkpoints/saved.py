@@ -40,6 +40,7 @@ class Saved:
         manifest: What it holds.
         kinds: The dtype and the shape of each tensor, by all its names.
         content: What was saved besides tensors, as JSON.
+        has_extra_states: Whether it says what modules keep that is no tensor; files of other libraries may not.
     """
 
     def __init__(self, path: str | os.PathLike[str], tag: str | None) -> None:
@@ -62,6 +63,7 @@ class Saved:
             raise ShardwrightError(
                 "it was not saved by smp.save_checkpoint nor imported: what it says besides tensors is unknown"
             )
+        self.has_extra_states = "extra_states" in self.content
         self.content = {**_NOTHING_ELSE, **self.content}
         check_form(self.content)
 

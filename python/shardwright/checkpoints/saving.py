@@ -20,7 +20,7 @@ from shardwright.checkpoints.encoding import Encoder
 from shardwright.checkpoints.full import save_full
 from shardwright.checkpoints.left_out import tell_left_out, tell_plain
 from shardwright.checkpoints.optimizer_state import OptimizerState
-from shardwright.checkpoints.places import check_on_disk, place_of
+from shardwright.checkpoints.places import check_on_disk, check_tag, place_of
 from shardwright.checkpoints.streamed import Given, write_part
 from shardwright.checkpoints.tensors import ModelTensors, extra_states
 from shardwright.checkpoints.together import keep_others_out, model_of, on_all_ranks, optimizer_of, outside_steps
@@ -123,7 +123,8 @@ def save_checkpoint(
     models: list[DistributedModel] = []
 
     def collect() -> str:
-        _check(tag, num_kept_partial_checkpoints)
+        check_tag(path, tag)
+        _check_kept(num_kept_partial_checkpoints)
         if is_in_store(path):
             CheckpointWriter(path, tag).check()  # before anything is copied
         models.append(model_of(runtime, model))
@@ -179,9 +180,7 @@ def write_parts(
         writer.unlock()
 
 
-def _check(tag: object, keep: object) -> None:
-    if not isinstance(tag, str):
-        raise ShardwrightError(f"tag is a {type(tag).__name__}; allowed: a str")
+def _check_kept(keep: object) -> None:
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise ShardwrightError(f"num_kept_partial_checkpoints is {keep!r}; allowed: None, or an integer of 1 or more")
 

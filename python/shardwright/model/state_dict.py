@@ -22,7 +22,8 @@ from shardwright.sharded_data_parallel.parameters import ShardedParameters, shar
 PARTIAL_KEY = "_smp_is_partial"
 """The key that marks a state dict as one rank's part. The value False marks a whole one that needs no conversion."""
 
-_EXTRA_STATE = "_extra_state"
+EXTRA_STATE = "_extra_state"
+"""Ends the keys of what modules keep besides tensors."""
 
 
 class IncompatibleKeys(NamedTuple):
@@ -49,7 +50,7 @@ def local_state_dict(module: nn.Module, ownership: Ownership | None = None) -> O
 
 def _is_remote_extra(key: str, ownership: Ownership | None) -> bool:
     path, _, name = key.rpartition(".")
-    return ownership is not None and name == _EXTRA_STATE and not ownership.is_local(path)
+    return ownership is not None and name == EXTRA_STATE and not ownership.is_local(path)
 
 
 def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> OrderedDict[str, Any]:
