@@ -448,6 +448,8 @@ class CheckpointWriter:
     def __new__(cls, /, path: str | PathLike[str], tag: str) -> CheckpointWriter:
         """
         For the checkpoint `tag` in the directory `path`, or at `s3://BUCKET/PREFIX`; nothing is written or asked yet.
+
+        Raises `ShardwrightError` for a tag that no folder can be named after.
         """
     def abandon(self, /) -> None:
         """
