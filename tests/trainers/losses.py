@@ -127,6 +127,26 @@ class TakesNumber(Classifier):
         return {"loss": total / (labels.ne(-100).sum() if number is None else number) + size + other, "logits": logits}
 
 
+class OfRows(Classifier):
+    """Its own loss is a mean over rows, each of which has several labels."""
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        logits, losses = super().forward(inputs)["logits"], []
+        for row, own in zip(logits, labels, strict=True):
+            losses.append(functional.cross_entropy(row.expand(len(own), -1), own))
+        return {"loss": torch.stack(losses).mean(), "logits": logits}
+
+
+class Sum(Classifier):
+    """Its own loss is a sum, which it divides by nothing."""
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = super().forward(inputs)["logits"]
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": 0.01 * functional.cross_entropy(logits, labels, reduction="sum"), "logits": logits}
+
+
 # --- samples
 
 
@@ -151,6 +171,13 @@ def _point(generator: torch.Generator) -> Sample:
 
 def _all_labelled(generator: torch.Generator) -> Sample:
     return {**_point(generator), "labels": torch.randint(4, (), generator=generator)}
+
+
+def _point_of_many(generator: torch.Generator) -> Sample:
+    """A vector with several classes, of which some are none."""
+    labels = torch.randint(4, (LENGTH,), generator=generator)
+    labels[int(torch.randint(1, LENGTH + 1, (), generator=generator)) :] = -100
+    return {**_point(generator), "labels": labels}
 
 
 # --- losses
@@ -193,6 +220,10 @@ def _mean(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
 
 def _divided_sum(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
     return _tokens(outputs, inputs["labels"], "sum") / number
+
+
+def _sum(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
+    return 0.01 * _tokens(outputs, inputs["labels"], "sum")
 
 
 def _of_rows(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
@@ -261,6 +292,10 @@ def _mean_function(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any =
     return _tokens(outputs, labels, "mean")
 
 
+def _sum_function(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    return 0.01 * _tokens(outputs, labels, "sum")
+
+
 def _with_gradients(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
     if not outputs["logits"].requires_grad:
         raise RuntimeError("this loss is of training only")
@@ -272,13 +307,17 @@ LOSSES = {
     "smoothed": Loss(_gpt2, _text, rounding=FLOAT32, given={"label_smoothing_factor": 0.1}),
     "mean": Loss(_llama, _text, overriding(_mean)),
     "divided sum": Loss(_llama, _text, overriding(_divided_sum)),
+    "sum": Loss(_llama, _text, overriding(_sum)),
     "rows": Loss(_llama, _text, overriding(_of_rows)),
     "mean of other labels": Loss(_gpt2, _text, overriding(_mean)),
     "distilled": Loss(_llama, _text, overriding(_distilled)),
     "function": Loss(_llama, _text, given={"compute_loss_func": _function}),
     "mean function": Loss(_llama, _text, given={"compute_loss_func": _mean_function}),
+    "sum function": Loss(_llama, _text, given={"compute_loss_func": _sum_function}),
     "encoder and decoder": Loss(_t5, _text, rounding=FLOAT32),
     "no arguments": Loss(Classifier, _point),
+    "rows of the model": Loss(OfRows, _point_of_many),
+    "sum of the model": Loss(Sum, _point),
     "additions": Loss(TakesNumber, _point),
     "weighted": Loss(Classifier, _all_labelled, overriding(_weighted), adds_up=False),
     "router": Loss(_mixtral, _text, adds_up=False),

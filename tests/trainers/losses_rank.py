@@ -21,7 +21,7 @@ BATCH, STEPS = 8, 2
 
 
 def trained(kinds: Any, loss: Loss, folder: Path, replicas: int, accumulated: int) -> tuple[Any, list[float]]:
-    """The trainer after two updates, and the losses that it has logged."""
+    """The trainer after two updates, and the losses that it has logged, of evaluations before and after them too."""
     generator = torch.Generator().manual_seed(3)
     samples = [loss.sample(generator) for _ in range(SAMPLES)]
     torch.manual_seed(1)
@@ -32,6 +32,7 @@ def trained(kinds: Any, loss: Loss, folder: Path, replicas: int, accumulated: in
         args=kinds.TrainingArguments(
             str(folder / "out"),
             per_device_train_batch_size=BATCH // replicas,
+            per_device_eval_batch_size=BATCH // replicas,
             gradient_accumulation_steps=accumulated,
             max_steps=STEPS,
             logging_steps=1,
@@ -48,10 +49,17 @@ def trained(kinds: Any, loss: Loss, folder: Path, replicas: int, accumulated: in
             **smoothing,
         ),
         train_dataset=samples,
+        eval_dataset=samples[: 2 * BATCH],
         **given,
     )
+    evaluates = loss.answers and "data_collator" not in given
+    if evaluates:
+        trainer.evaluate()
     trainer.train()
-    return trainer, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    if evaluates:
+        trainer.evaluate()
+    history = trainer.state.log_history
+    return trainer, [entry[name] for name in ("loss", "eval_loss") for entry in history if name in entry]
 
 
 def alone(folder: Path) -> None:

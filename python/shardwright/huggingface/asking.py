@@ -71,7 +71,7 @@ class Unanswered:
 
 def ask(
     losses: Callable[[str, int], list[float]],
-    weights: Mapping[str, Sequence[int]],
+    weights: Mapping[str, Sequence[float]],
     model: DistributedModel,
     dtypes: set[torch.dtype],
 ) -> Answer | Unanswered:
@@ -80,7 +80,7 @@ def ask(
     Args:
         losses: Computes the losses of the rows of both, in so many microbatches, which are told their share by these
             weights.
-        weights: What each microbatch may count for, by name; the first that fits is taken.
+        weights: By what the loss of each microbatch may be multiplied, by name; the first that fits is taken.
         model: The model.
         dtypes: What it computes in.
 
@@ -88,13 +88,13 @@ def ask(
         The answer, the same on all ranks; why there is none, if a loss could not be computed or is no finite number.
     """
     bound, first = _rounding(model, dtypes), None
-    for name, counts in weights.items():
+    for name, own in weights.items():
         found = _found(losses, name, model)
-        every = gathered_objects((found, list(counts)))
+        every = gathered_objects((found, list(own)))
         reasons = [one for one, _ in every if isinstance(one, str)]
         if reasons:  # the error itself, rather than what other ranks heard of it
             return Unanswered(min(reasons, key=lambda reason: reason.startswith(RemoteError.__name__)))
-        made = [sum(loss * count for loss, count in zip(one[1:], own, strict=True)) / sum(own) for one, own in every]
+        made = [sum(loss * weight for loss, weight in zip(one[1:], each, strict=True)) for one, each in every]
         away = [abs(one - whole) / max(1.0, abs(whole)) for one, ((whole, *_), _) in zip(made, every, strict=True)]
         worst = max(range(len(away)), key=lambda index: away[index])
         answer = Answer(name if away[worst] <= bound else None, every[worst][0][0], made[worst], bound)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_map
@@ -17,6 +17,9 @@ from shardwright.model import DistributedModel
 from shardwright.state import state
 from shardwright.step import StepFunction, StepOutput, step
 
+if TYPE_CHECKING:
+    from shardwright.huggingface.weighing import Weighing
+
 
 class ModelInSteps:
     """Calls a model, and its ``generate``, in steps without a backward; other attributes are the model's.
@@ -28,14 +31,14 @@ class ModelInSteps:
     def __init__(
         self,
         model: DistributedModel,
-        count: Callable[[Mapping[str, Any]], float],
+        weighing: Weighing,
         context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         """Create it.
 
         Args:
             model: The model.
-            count: How many labels a batch has.
+            weighing: What losses of microbatches count for.
             context: What the model is called in.
         """
         self._model = model
@@ -47,14 +50,14 @@ class ModelInSteps:
                 return model.generate(*args, **kwargs)
 
         def forward(model: DistributedModel, inputs: dict[str, Any], of_batch: float) -> tuple[Any, float]:
-            counted = count(inputs)
+            counted = weighing.count(inputs)
             number = inputs.get("num_items_in_batch")
-            if number is not None and counted:
+            if number is not None and counted and not weighing.is_sum:
                 inputs = {**inputs, "num_items_in_batch": times(number, counted / of_batch, torch.float64)}
             with context():
                 return tree_map(_as_float32, model(**inputs)), counted
 
-        self._count = count
+        self._weighing = weighing
         self._generate = generate
         self._forward = forward
 
@@ -64,10 +67,10 @@ class ModelInSteps:
         if microbatches not in self._steps:
             self._steps[microbatches] = step(microbatches=microbatches)(self._forward)
         outputs, counts = self._steps[microbatches](
-            self._model, by_rows(inputs, samples_in(inputs)), self._count(inputs)
+            self._model, by_rows(inputs, samples_in(inputs)), self._weighing.count(inputs)
         )
         counts = counts if isinstance(counts, list) else [counts] * microbatches
-        return tree_map(lambda one: _merged(one, counts), outputs)
+        return tree_map(lambda one: _merged(one, counts, self._weighing.is_sum), outputs)
 
     @property
     def divided_model(self) -> DistributedModel:
@@ -96,12 +99,14 @@ def _as_float32(value: Any) -> Any:
     return value.float() if is_half else value
 
 
-def _merged(value: Any, counts: list[float]) -> Any:
+def _merged(value: Any, counts: list[float], is_sum: bool) -> Any:
     if not isinstance(value, StepOutput):
         return value
     outputs = value.outputs
     if outputs[0].dim():
         return value.concat()
+    if is_sum:
+        return value.reduce_sum()
     total = sum(counts)
     counted = [(one, number) for one, number in zip(outputs, counts, strict=True) if number]
     # A part without labels has no mean of its own.
@@ -126,8 +131,8 @@ def without_fillers(accelerator: Any, inputs: Mapping[str, Any]) -> Mapping[str,
     return changed
 
 
-def mean_over_replicas(loss: torch.Tensor, count: float) -> torch.Tensor:
-    """Return the mean of the losses of all replicas, each of which counts for as many labels as it has."""
+def over_replicas(loss: torch.Tensor, count: float, is_sum: bool) -> torch.Tensor:
+    """Return the mean of the losses of all replicas, each of which counts for so much; or their sum."""
     told = [(one.to(loss.device), number) for one, number in gathered_objects((loss.detach(), count)) if number]
-    total = sum(number for _, number in told)
+    total = 1 if is_sum else sum(number for _, number in told)
     return sum((one * (number / total) for one, number in told), start=torch.zeros_like(loss)) if told else loss

@@ -30,18 +30,22 @@ class Rows:
         begin = mb * (whole // num_mb) + min(mb, whole % num_mb)
         return self._between(begin, begin + whole // num_mb + (mb < whole % num_mb))
 
-    def _between(self, begin: int, end: int) -> Any:
+    def _between(self, begin: int, end: int, times: int = 1) -> Any:
         whole = len(self._values) // self._blocks
-        parts = [self._values[block * whole + begin : block * whole + end] for block in range(self._blocks)]
+        parts = [
+            self._values[block * whole + begin : block * whole + end]
+            for block in range(self._blocks)
+            for _ in range(times)
+        ]
         if len(parts) == 1:
             return parts[0]
         if isinstance(self._values, torch.Tensor):
             return torch.cat(parts)
         return type(self._values)(one for part in parts for one in part)
 
-    def first(self, count: int) -> Any:
-        """Return so many rows of each block."""
-        return Rows(self._values, self._blocks)._between(0, count)
+    def first(self, count: int, times: int = 1) -> Any:
+        """Return so many rows of each block, so many times."""
+        return self._between(0, count, times)
 
 
 def by_rows(inputs: Mapping[str, Any], rows: int, blocks: int = 1) -> dict[str, Any]:
@@ -56,9 +60,13 @@ def by_rows(inputs: Mapping[str, Any], rows: int, blocks: int = 1) -> dict[str, 
     return {name: _mapped(value, rows, divided) for name, value in inputs.items()}
 
 
-def first_rows(inputs: Mapping[str, Any], rows: int, blocks: int, count: int) -> dict[str, Any]:
-    """Return so many rows of each block of a batch."""
-    return {name: _mapped(value, rows, lambda one: Rows(one, blocks).first(count)) for name, value in inputs.items()}
+def first_rows(inputs: Mapping[str, Any], rows: int, blocks: int, count: int, times: int = 1) -> dict[str, Any]:
+    """Return so many rows of each block of a batch, each block so many times."""
+
+    def first(value: Any) -> Any:
+        return Rows(value, blocks).first(count, times)
+
+    return {name: _mapped(value, rows, first) for name, value in inputs.items()}
 
 
 def _mapped(value: Any, rows: int, function: Callable[[Any], Any]) -> Any:

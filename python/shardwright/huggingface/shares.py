@@ -3,7 +3,7 @@
 A microbatch with a share *s* of the batch's labels is told that there are *N s* of them, and its loss is multiplied by
 *s*. So a sum *A* that is divided by the number becomes *A / N*, a mean over labels counts for the labels that it is the
 mean over, and what is added to either, such as the loss of a router, counts once: whatever a model or a script does
-with the number, nobody has to ask.
+with the number, nobody has to ask. Only of a sum that is not divided one has to (`weighing.py`): it counts as it is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,13 @@ def counts_of(labels: torch.Tensor | None, rows: int, parts: int, blocks: int = 
 
 
 def shares_of(
-    counts: Sequence[int], number: Any, *, dtype: torch.dtype, every_replica: Sequence[int], accumulated: int
+    counts: Sequence[int],
+    number: Any,
+    *,
+    dtype: torch.dtype,
+    every_replica: Sequence[int],
+    accumulated: int,
+    is_sum: bool = False,
 ) -> Shares:
     """Return the shares of the microbatches of a replica.
 
@@ -56,11 +62,12 @@ def shares_of(
         dtype: Of numbers that are not whole ones.
         every_replica: How many labels each replica has in this batch.
         accumulated: By how many batches a loss is divided.
+        is_sum: Whether losses add up as they are, so that each microbatch counts once and is told the whole number.
     """
     if number and not sum(every_replica):  # a sum of nothing, and what is added to it
         counts, every_replica = [1] * len(counts), [len(counts)] * len(every_replica)
     # Gradients are averaged over replicas, so that the weights of all together have to be as many as there are.
-    scale = len(every_replica) / max(1, sum(every_replica))
+    scale = len(every_replica) / (1 if is_sum else max(1, sum(every_replica)))
     told = [number if number is None or not count else times(number, count * scale, dtype) for count in counts]
     return Shares([Share(count * scale / accumulated, one) for count, one in zip(counts, told, strict=True)])
 

@@ -18,7 +18,7 @@ from shardwright.accelerate.seat import started
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.huggingface import saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
-from shardwright.huggingface.evaluation import ModelInSteps, mean_over_replicas, samples_in, without_fillers
+from shardwright.huggingface.evaluation import ModelInSteps, over_replicas, samples_in, without_fillers
 from shardwright.huggingface.rows import by_rows
 from shardwright.huggingface.shares import Share, times
 from shardwright.huggingface.weighing import Weighing
@@ -74,7 +74,7 @@ class Trainer(transformers.Trainer):
         self._train_steps: dict[int, StepFunction[..., Any]] = {}
         self._in_steps: dict[int, ModelInSteps] = {}
         #: Whether the code of a subclass's ``training_step`` runs, before it has called that of this class.
-        self._in_own_step = False
+        self._in_own_step = self._evaluates = False
         self._weighing = Weighing(self)
         super().__init__(model, args, *others, **keywords)
         if self.optimizer is not None and state.cfg.tensor_parallel_degree > 1:
@@ -108,7 +108,7 @@ class Trainer(transformers.Trainer):
         """The divided model for code that knows nothing of steps: calls, and ``generate``, are steps."""
         model = self.distributed_model
         if model.model_id not in self._in_steps:
-            self._in_steps[model.model_id] = ModelInSteps(model, self._count, self.compute_loss_context_manager)
+            self._in_steps[model.model_id] = ModelInSteps(model, self._weighing, self.compute_loss_context_manager)
         return self._in_steps[model.model_id]
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> DistributedModel:
@@ -161,7 +161,6 @@ class Trainer(transformers.Trainer):
         shares = self._weighing.shares(inputs, microbatches, num_items_in_batch)
         losses = self._train_steps[microbatches](model, by_rows(inputs, rows, blocks), shares)
         loss: torch.Tensor = losses.reduce_sum().to(self.args.device)
-        self._weighing.ask(inputs, microbatches, num_items_in_batch)
         return loss
 
     def _forward_and_backward(self, model: DistributedModel, inputs: dict[str, Any], share: Share) -> torch.Tensor:
@@ -189,11 +188,6 @@ class Trainer(transformers.Trainer):
             if labels is not None and self._loss_shifts_labels:
                 labels = labels[..., 1:]
         return labels if isinstance(labels, torch.Tensor) else None
-
-    def _count(self, inputs: Mapping[str, Any]) -> float:
-        """Return how many labels a batch has; for one without labels, how many samples."""
-        labels = self._labels(inputs)
-        return float(samples_in(inputs)) if labels is None else float(labels.ne(-100).sum())
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -255,15 +249,30 @@ class Trainer(transformers.Trainer):
         """
         inputs = without_fillers(self.accelerator, inputs)
         in_steps: Any = self.model_in_steps
-        if self.accelerator.num_processes == 1:
-            return super().prediction_step(in_steps, inputs, *others, **keywords)
-        count, over_replicas = self._count(inputs), self.args.average_tokens_across_devices
-        self.args.average_tokens_across_devices = False  # each replica computes the mean over its own labels
+        replicas, self._evaluates = self.accelerator.num_processes, True
         try:
+            if self._labels(inputs) is not None:
+                prepared = self._prepare_inputs(inputs)
+                number = self._get_num_items_in_batch([prepared], self.args.device)
+                self._weighing.ask(prepared, min(int(state.cfg.microbatches), samples_in(prepared)), number)
             loss, *outputs = super().prediction_step(in_steps, inputs, *others, **keywords)
         finally:
+            self._evaluates = False
+        if loss is not None and replicas > 1:
+            loss = over_replicas(loss, self._weighing.count(inputs), self._weighing.is_sum)
+        return (loss, *outputs)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        """Return the number of labels that a loss is told; in evaluation of this replica's, whose mean it computes."""
+        if not self._evaluates:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        over_replicas, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
+        try:
+            number = super()._get_num_items_in_batch(batch_samples, device)
+        finally:
             self.args.average_tokens_across_devices = over_replicas
-        return (loss if loss is None else mean_over_replicas(loss, count), *outputs)
+        # A loss of one of several replicas is multiplied by how many they are.
+        return number if number is None or not over_replicas else number * self.accelerator.num_processes
 
     # --- checkpoints
 

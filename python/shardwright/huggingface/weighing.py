@@ -17,14 +17,14 @@ from shardwright.logs import logger
 from shardwright.model import DistributedModel
 from shardwright.step import StepFunction, step
 
-_LABELS, _OTHER, _ROWS = "labels", "other labels", "rows"
+_LABELS, _OTHER, _ROWS, _SUM = "labels", "other labels", "rows", "sum"
 
 
 class Weighing:
     """Weighs microbatches by their labels, as Trainer counts them, unless another way is seen to be exact.
 
-    Of the first batch it is asked whether the losses of two microbatches make the loss of both, and once more of the
-    first in which their numbers of labels differ. All ranks call every method.
+    Before the first batch counts, it is asked whether the losses of two microbatches make the loss of both, and once
+    more before the first in which their numbers of labels differ. All ranks call every method.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -32,9 +32,7 @@ class Weighing:
         self._trainer = trainer
         self._by = _LABELS
         #: Whether it was asked, and of microbatches that have different numbers of labels.
-        self._asked = self._settled = self._said_why = False
-        #: Whether it can be asked of this batch on all replicas, and tells more than one with equal numbers.
-        self._can_be_asked = self._tells_more = False
+        self._asked = self._settled = self._said_why = self._is_training = False
         self._losses: dict[int, StepFunction[..., Any]] = {}
 
     @property
@@ -43,33 +41,36 @@ class Weighing:
         given: int | None = self._trainer.row_blocks
         return blocks_of(self._trainer.data_collator) if given is None else given
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether losses of microbatches add up to that of the batch."""
+        return self._by == _SUM
+
+    def count(self, inputs: Mapping[str, Any]) -> float:
+        """Return how much the loss of a batch, or of a part of it, counts for beside others; 0 if it has no labels."""
+        labels, counts = self._trainer._labels(inputs), self._counts(inputs, 1)
+        if labels is not None and (self._by == _ROWS or not counts[_LABELS][0]):  # rows that fill up have no labels
+            return float(labels.ne(-100).reshape(len(labels), -1).any(1).sum())
+        return float(counts.get(self._by, counts[_LABELS])[0])
+
     def shares(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> Shares:
         """Return which part of the global batch each microbatch is."""
-        trainer, counts = self._trainer, self._counts(inputs, microbatches)[self._by]
-        replicas = trainer.accelerator.num_processes
-        told = [(sum(counts), *self._look(inputs, microbatches))]
-        if replicas > 1:
-            told = gathered_objects(told[0])
-        self._can_be_asked, self._tells_more = all(can for _, can, _ in told), any(more for _, _, more in told)
-        if self._can_be_asked and self._tells_more and self._is_own_loss:
-            self.ask(inputs, microbatches, number)
-            return self.shares(inputs, microbatches, number)
-        is_summed = number is not None or trainer.compute_loss_func is not None
+        if not self._is_training:  # evaluation may have asked, which is not told a number of labels
+            self._is_training, self._asked, self._settled = True, False, False
+        trainer, counts = self._trainer, self._counts(inputs, microbatches)
+        every = self._ask_of(inputs, microbatches, number, {by: sum(own) for by, own in counts.items()})
+        own = counts.get(self._by, counts[_LABELS])
+        over_replicas = trainer.args.average_tokens_across_devices
+        is_told = number is not None or trainer.compute_loss_func is not None
         return shares_of(
-            counts,
+            own,
             number,
             dtype=trainer._number_dtype,
-            every_replica=[one for one, *_ in told] if trainer.args.average_tokens_across_devices else [sum(counts)],
+            every_replica=[one.get(self._by, one[_LABELS]) for one in every] if over_replicas else [sum(own)],
             # Those that are told the number of all accumulated batches add up, as in transformers.
-            accumulated=1 if is_summed else trainer.current_gradient_accumulation_steps,
+            accumulated=1 if is_told else trainer.current_gradient_accumulation_steps,
+            is_sum=self.is_sum,
         )
-
-    @property
-    def _is_own_loss(self) -> bool:
-        """Whether the loss is a script's, so that it may be weighed in another way than those of transformers."""
-        trainer = self._trainer
-        defining = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
-        return trainer.compute_loss_func is not None or not defining.__module__.startswith(__package__)
 
     def _counts(self, inputs: Mapping[str, Any], parts: int) -> dict[str, list[int]]:
         """Return what parts of a batch may count for: labels as Trainer counts them, or the other way, or rows."""
@@ -78,35 +79,56 @@ class Weighing:
         if isinstance(labels, torch.Tensor) and labels.dim() > 1 and "shift_labels" not in inputs:
             other = labels if self._trainer._loss_shifts_labels else labels[:, 1:]
             counts[_OTHER] = counts_of(other, rows, parts, blocks)
-        return {**counts, _ROWS: counts_of(None, rows, parts, blocks)}
+        return {**counts, _ROWS: counts_of(None, rows, parts, blocks), _SUM: [1] * parts}
 
     def _both(self, inputs: Mapping[str, Any], microbatches: int) -> dict[str, Any] | None:
         """Return the rows of two microbatches; None if there is nothing to ask of them."""
-        rows = samples_in(inputs) // self.blocks
-        if microbatches == 1 and (self._trainer.accelerator.num_processes == 1 or rows < 4 or rows % 2):
-            return None  # parts of replicas' batches tell means over labels from those over rows
-        return first_rows(inputs, samples_in(inputs), self.blocks, 2 * rows // max(2, microbatches))
-
-    def _look(self, inputs: Mapping[str, Any], microbatches: int) -> tuple[bool, bool]:
-        """Return whether it can be asked of a batch, and whether that tells more than of equal numbers of labels."""
-        if self._settled or (both := self._both(inputs, microbatches)) is None:
-            return False, False
-        counts = self._counts(both, 2).values()
-        return all(min(one) > 0 for one in counts), any(one[0] != one[1] for one in counts)
+        if microbatches == 1 and self._trainer.accelerator.num_processes == 1:
+            return None
+        rows, blocks = samples_in(inputs), self.blocks
+        own = max(1, rows // blocks // max(2, microbatches))
+        both = first_rows(inputs, rows, blocks, 2 * own)
+        if samples_in(both) == 2 * own * blocks and min(self._counts(both, 2)[_LABELS]):
+            return both
+        # Of one row, or of one that has all labels, twice the same tells sums from means.
+        both = first_rows(inputs, rows, blocks, own, times=2)
+        return both if min(self._counts(both, 2)[_LABELS]) else None
 
     def ask(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> None:
-        """Ask, if that is to be asked of this batch; warn if losses of microbatches do not make that of the batch."""
-        both = None if self._settled or not self._can_be_asked else self._both(inputs, microbatches)
-        if both is None or (self._asked and not self._tells_more):
-            return
-        self._asked, self._settled = True, self._tells_more
+        """Ask of a batch that is evaluated, unless it was asked."""
+        self._ask_of(inputs, microbatches, number, {})
+
+    def _ask_of(
+        self, inputs: Mapping[str, Any], microbatches: int, number: Any, counts: dict[str, int]
+    ) -> list[dict[str, int]]:
+        """Ask, if that is to be asked of this batch, and return what all replicas count."""
+        both = None if self._settled else self._both(inputs, microbatches)
+        differ = both is not None and any(one[0] != one[-1] for one in self._counts(both, 2).values())
+        every = [(counts, both is not None, differ)]
+        if self._trainer.accelerator.num_processes > 1 and (counts or not self._settled):
+            every = gathered_objects(every[0])
+        tells_more = any(more for *_, more in every)
+        if both is not None and all(can for _, can, _ in every) and (tells_more or not self._asked):
+            self._asked, self._settled = True, tells_more
+            self._ask(both, microbatches, number)
+        return [one for one, *_ in every]
+
+    def _ask(self, both: dict[str, Any], microbatches: int, number: Any) -> None:
+        """Ask of two microbatches; warn if their losses do not make that of both."""
         trainer, counts = self._trainer, self._counts(both, 2)
         model: DistributedModel = trainer.distributed_model
 
         def losses(by: str, parts: int) -> list[float]:
-            own = counts[by] if parts == 2 else [sum(counts[by])]
+            own = counts[by] if parts == 2 else [1 if by == _SUM else sum(counts[by])]
             total = None if number is None else number * 0 + sum(counts[_LABELS]) * trainer.accelerator.num_processes
-            shares = shares_of(own, total, dtype=trainer._number_dtype, every_replica=[sum(own)], accumulated=1)
+            shares = shares_of(
+                own,
+                total,
+                dtype=trainer._number_dtype,
+                every_replica=[sum(own)],
+                accumulated=1,
+                is_sum=by == _SUM,
+            )
             if parts not in self._losses:
                 self._losses[parts] = step(microbatches=parts)(self._loss)
             return [
@@ -117,7 +139,8 @@ class Weighing:
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision)
         dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
         with uncounted(trainer):
-            answer = ask(losses, counts, model, dtypes | ({precision} if precision else set()))
+            weights = {by: [one / (1 if by == _SUM else sum(own)) for one in own] for by, own in counts.items()}
+            answer = ask(losses, weights, model, dtypes | ({precision} if precision else set()))
         if isinstance(answer, Unanswered):
             if rank() == 0 and not self._said_why:
                 logger.warning("%s", answer.warning())
