@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -22,6 +22,7 @@ from shardwright.job.objects import gathered
 from shardwright.job.ranks import TP_GROUP
 from shardwright.job.runtime import Runtime
 from shardwright.job.wrapped import WrappedModels
+from shardwright.tensor_parallel.gradients import has_gradients
 from shardwright.tensor_parallel.marking import mark_of
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.references import References
@@ -197,6 +198,8 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
     names = [plan.references.names[id(each.module)] for each in substitutions]
     same = _draw_as_first(substitutions, runtime)
+    graded = gathered(_OPERATION, [has_gradients(each.module) for each in substitutions], TP_GROUP)
+    have_gradients = [any(of_ranks) for of_ranks in zip(*graded, strict=True)]
     del plan  # it holds the originals, whose memory can then be freed one after another
     while substitutions:
         each = substitutions.pop(0)
@@ -204,12 +207,33 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
             stays = same and isinstance(weight, DelayedTensor) and not weight.is_written
             each.take(name, weight if stays else _from_first_rank(weight, runtime))
         each.finish()
+        if have_gradients.pop(0):
+            _take_gradients(each, runtime)
         runtime[ReplacedParameters].add(names.pop(0), each.module)
         for parent, child_name in uses.pop(0):
             parent._modules[child_name] = each.substitute
         if each.module is module:
             module = each.substitute
     return Result(module, tuple(replacements), tuple(sorted(unused)))
+
+
+def _take_gradients(each: Substitution, runtime: Runtime) -> None:
+    """Give a substitute the gradients of its original: their mean over tp ranks, as that of replicas is taken."""
+    own = each.gradients()
+    shapes = {name: shape for told in gathered(_OPERATION, _shapes(own), TP_GROUP) for name, shape in told.items()}
+    for name, shape in sorted(shapes.items()):
+        mean = own[name] if name in own else torch.zeros(shape)
+        ranks = runtime.place.tp_ranks
+        if len(ranks) > 1:
+            mean = mean.to(runtime.place.device, torch.float64, copy=True, memory_format=torch.contiguous_format)
+            work = dist.all_reduce(mean, group=runtime.process_groups["TP_GROUP"], async_op=True)
+            wait_collective(runtime, work, ranks)
+            mean /= len(ranks)
+        each.take_gradient(name, mean)
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(one.shape) for name, one in tensors.items()}
 
 
 def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:

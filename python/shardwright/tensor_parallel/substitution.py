@@ -20,6 +20,7 @@ from shardwright.drawing import stand_for
 from shardwright.errors import ConfigError
 from shardwright.frames.checkpointing import mark_of, set_mark
 from shardwright.tensor_parallel.attributes import user_attributes
+from shardwright.tensor_parallel.gradients import gradients_of, has_gradients
 from shardwright.tensor_parallel.module import DistributedModule, named_shardings, parameter_dtype
 from shardwright.tensor_parallel.registry import Entry
 from shardwright.tensor_parallel.sharding import Sharding
@@ -72,6 +73,23 @@ class Substitution:
             own.data = own.data.to(dtype)
         with noting() if is_delayed(whole) else nullcontext():
             self.substitute.load_whole_state_dict({name: whole})
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Return the original's gradients, whole, by the substitute's names of the weights that they are of."""
+        if not self.trainable or not has_gradients(self.module):
+            return {}
+        found = gradients_of(self.module, lambda: _weights(self.entry, self.module))
+        assert found is not None, "else it is not replaced"
+        return found
+
+    @torch.no_grad()
+    def take_gradient(self, name: str, whole: torch.Tensor) -> None:
+        """Set the gradient of the substitute's part of a weight."""
+        own = dict(self.substitute.named_parameters(remove_duplicate=False)).get(name)
+        group, sharding = self.substitute.tp_group, named_shardings(self.substitute).get(name, Sharding())
+        part = sharding.shard(whole, group.rank, group.size)
+        if own is not None and part is not None:
+            own.grad = part.to(own)
 
     def finish(self) -> None:
         """Transfer the rest to the substitute: which weights are trained, the mode, and hooks that collect outputs."""
@@ -152,6 +170,8 @@ def substitution_of(module: nn.Module, entry: Entry, options: Mapping[str, Any],
     if entry.weights_hook is None and (weights.keys() != known or _misfit(substitute, weights, known)):
         return Substitution(module, entry, substitute, {}, tuple(sorted(known)), taken)
     problem = _misfit(substitute, weights, known)
+    if problem is None and has_gradients(module) and gradients_of(module, lambda: _weights(entry, module)) is None:
+        problem = "its parameters have gradients, and its weights_hook does more than reorder them"
     if problem is not None:
         raise ConfigError(problem)
     trainable = _trainable(entry, module, weights)
