@@ -145,12 +145,7 @@ class StepTransaction:
         if in_place and not late:
             self._unsummed = self._earlier
         else:
-            if late and self._sharded:
-                raise ShardwrightError(
-                    "a parameter has a post-accumulate-grad hook and gradients of an earlier step, which with "
-                    "shard_optimizer_state only its owner has: call optimizer.zero_grad() before each step, or use "
-                    "parameter.register_hook"
-                )
+            self._refuse_late([parameter for parameter, _ in late])
             self._unsummed = [one for one in self._earlier if self._sharded.get(id(one[0]), False)]
             for parameter, earlier in self._earlier:
                 if id(parameter) in self._sharded:
@@ -161,6 +156,21 @@ class StepTransaction:
         for parameter, hooks in late:
             for hook in hooks.values():
                 hook(parameter)
+
+    def _refuse_late(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Raise if a hook would see gradients of earlier steps, of which other ranks do not have their part."""
+        seen = {id(parameter) for parameter in parameters} & self._sharded.keys()
+        for parameter, earlier in self._earlier:
+            if id(parameter) in seen and bool((earlier.detach() != 0).any()):
+                names = (
+                    name for one in self._placements for name, its in one.module.named_parameters() if its is parameter
+                )
+                raise ShardwrightError(
+                    f"parameter {next(names, '')!r} has a post-accumulate-grad hook, which sees gradients of earlier "
+                    "steps in p.grad too, and with shard_optimizer_state only the owner of a parameter has them: "
+                    "clear them before each step, by optimizer.zero_grad() with either set_to_none, or use "
+                    "parameter.register_hook, which sees the gradient of the step"
+                )
 
     def finish(self) -> None:
         """Complete the step, after it has succeeded on every rank."""
@@ -177,7 +187,8 @@ class StepTransaction:
                     replaced = hook(gradient)
                     gradient = gradient if replaced is None else replaced
                 parameter.grad = gradient
-                late.append((parameter, post_hooks))
+                if post_hooks:
+                    late.append((parameter, post_hooks))
             self._put_hooks_back(parameter, tensor_hooks, post_hooks)
         self._hooks.clear()
         return late
