@@ -40,7 +40,8 @@ def begun(module: torch.nn.Module) -> StepTransaction:
 
 def commit(transaction: StepTransaction, microbatches: int) -> None:
     """Let the step succeed."""
-    transaction.prepare(microbatches, 1, in_place=True)
+    transaction.average(microbatches, 1)
+    transaction.prepare(in_place=True)
     transaction.finish()
 
 

@@ -56,11 +56,13 @@ class Divisor(NamedTuple):
         value: The number of microbatches, or what makes the mean over all data-parallel ranks the weighted one.
         weighted: Whether weights were given.
         sent: Which gradients each data-parallel rank has sent during backward, before it divided them.
+        hooked: Whether parameters have hooks on any data-parallel rank.
     """
 
     value: float
     weighted: bool
     sent: Mapping[int, SentBuckets]
+    hooked: bool = False
 
 
 class Note(NamedTuple):
@@ -71,20 +73,23 @@ class Note(NamedTuple):
         total: The sum of its weights.
         sent: Which gradients it has sent during backward.
         trained: Whose gradients it reduces.
+        hooked: Whether parameters have hooks.
     """
 
     kind: int
     total: float
     sent: SentBuckets
     trained: Trained
+    hooked: bool = False
 
 
-def agreed_divisor(runtime: Runtime, models: Sequence[ReducedModel]) -> Divisor:
+def agreed_divisor(runtime: Runtime, models: Sequence[ReducedModel], *, hooked: bool = False) -> Divisor:
     """What gradients are divided by, agreed on by the data-parallel ranks, which wait here for each other.
 
     Args:
         runtime: The rank.
         models: Those that take part in the step.
+        hooked: Whether parameters have hooks on this rank.
 
     Raises:
         ShardwrightError: Some of the replicas gave weights, and others did not, or they train different parameters.
@@ -94,8 +99,9 @@ def agreed_divisor(runtime: Runtime, models: Sequence[ReducedModel]) -> Divisor:
         return Divisor(runtime.step.num_microbatches, False, {}) if own is None else Divisor(own or 1.0, True, {})
     sent = {one.model_id: numbers for one in models if any(numbers := one.replicas.sent_buckets)}
     trained = {one.model_id: one.replicas.trained for one in models}
-    notes = exchange(runtime, Note(_UNWEIGHTED if own is None else _WEIGHTED, own or 0.0, sent, trained))
+    notes = exchange(runtime, Note(_UNWEIGHTED if own is None else _WEIGHTED, own or 0.0, sent, trained, hooked))
     all_sent = {rank: note.sent for rank, note in notes.items()}
+    is_hooked = any(note.hooked for note in notes.values())
     present = [rank for rank, note in notes.items() if note.kind != _ABSENT]
     without = [rank for rank in present if notes[rank].kind == _UNWEIGHTED]
     if 0 < len(without) < len(present):
@@ -104,9 +110,10 @@ def agreed_divisor(runtime: Runtime, models: Sequence[ReducedModel]) -> Divisor:
             "without a weight and the others with one; give weights on all of them or on none"
         )
     if without:
-        return Divisor(runtime.step.num_microbatches, False, all_sent)
+        return Divisor(runtime.step.num_microbatches, False, all_sent, is_hooked)
     # Where nothing counts, as where no sample has a label, the sum of gradients is zero, and so is the mean.
-    return Divisor(math.fsum(note.total for note in notes.values()) / len(notes) or 1.0, True, all_sent)
+    total = math.fsum(note.total for note in notes.values())
+    return Divisor(total / len(notes) or 1.0, True, all_sent, is_hooked)
 
 
 def exchange(runtime: Runtime, own: Note | None = None, trained: Trained | None = None) -> dict[int, Note]:

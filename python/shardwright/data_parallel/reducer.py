@@ -169,6 +169,18 @@ class Reducer:
         for bucket in self._buckets:
             bucket.clear()
 
+    def average_for_hooks(self, num_ranks: int) -> None:
+        """Average gradients, of which nothing was sent, before hooks see them; `reduce` leaves means as they are."""
+        if not self._parameters:
+            return
+        used, _ = self._compare_notes([])
+        for parameter in self._parameters:
+            if parameter in used:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                mean = gradient.to_dense().contiguous() if gradient.is_sparse else gradient.contiguous()
+                self._collectives.wait(self._collectives.sum(mean))
+                parameter.grad = mean.div_(num_ranks)
+
     def reduce(self, num_ranks: int, sent_divisor: float, as_views: bool, sent_anywhere: int) -> None:
         """Average ``.grad`` of the parameters over the group, as views of their buckets if ``as_views``.
 

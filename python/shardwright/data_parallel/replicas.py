@@ -219,6 +219,13 @@ class Replicas:
         for reducer in self._reducers:
             reducer.abandon_step()
 
+    def average_for_hooks(self) -> None:
+        """Average the step's gradients over data-parallel ranks, so that hooks of parameters see the mean."""
+        if self._reducer is not None and torch.is_grad_enabled():
+            number = len(self._placement.runtime.place.dp_ranks)
+            self._reducer.average_for_hooks(number)
+            reduce_sparse(self._sparse[0], self._collectives, number)
+
     def reduce_gradients(self, divisor: Divisor) -> None:
         """Average gradients over data-parallel ranks, in every ``backward_passes_per_step``-th training step.
 

@@ -191,9 +191,8 @@ def _begin_reductions(
     for placement in taking_part:
         if placement.replicas.begin_step(may_overlap):
             may_overlap = False
-    for placement in taking_part:
-        if placement.sharding is not None:
-            placement.sharding.begin_tasks()
+    for sharding in filter(None, [placement.sharding for placement in taking_part]):
+        sharding.begin_tasks()
     return taking_part
 
 
@@ -221,20 +220,21 @@ def _prepare(
 ) -> None:
     """Do everything that may still fail: average over microbatches and data-parallel ranks, and run hooks."""
     runtime.step.committing = True
-    divisor = agreed_divisor(runtime, taking_part)
+    divisor = agreed_divisor(runtime, taking_part, hooked=transaction.is_hooked)
     transaction.end_tasks()
     check_left_out(runtime, placements, taking_part)  # before earlier gradients are added to those of this step
     for placement in taking_part:
         placement.replicas.check_gradients()
-    for placement in taking_part:
-        if placement.sharding is not None:
-            placement.sharding.reduce_gradients()
+    for sharding in filter(None, [placement.sharding for placement in taking_part]):
+        sharding.reduce_gradients()
     if (labels := runtime[StepWeights].labels) is not None and runtime[StepWeights].is_plain:
         warn_of_labels(runtime, step, labels)
-    transaction.prepare(divisor.value, runtime.place.tensor_divisor, in_place=len(runtime.place.dp_ranks) == 1)
-    if runtime.place.launch.world_size > 1:
-        for placement in taking_part:
-            placement.replicas.reduce_gradients(divisor)
+    transaction.average(divisor.value, runtime.place.tensor_divisor)
+    for placement in taking_part if divisor.hooked and runtime.place.shards_parameters else ():
+        placement.replicas.average_for_hooks()  # hooks of shards see the mean, and so do those of the rest
+    transaction.prepare(in_place=len(runtime.place.dp_ranks) == 1)
+    for placement in taking_part:
+        placement.replicas.reduce_gradients(divisor)
 
 
 def _commit(runtime: Runtime, transaction: StepTransaction, taking_part: Sequence[Placement]) -> None:

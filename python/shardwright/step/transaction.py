@@ -127,20 +127,31 @@ class StepTransaction:
         if held[0] or held[1]:
             self._hooks.append((parameter, held[0], held[1]))
 
-    def prepare(self, divisor: float, tensor_divisor: int, *, in_place: bool) -> None:
-        """Average the step's gradients over microbatches, run hooks once, and add the earlier gradients.
+    @property
+    def is_hooked(self) -> bool:
+        """Whether parameters have hooks."""
+        return bool(self._hooks)
 
-        All of this can be undone. What cannot be undone is left to :meth:`finish`.
+    def average(self, divisor: float, tensor_divisor: int) -> None:
+        """Average the step's gradients over microbatches, which can be undone.
 
         Args:
             divisor: The divisor of the sum over microbatches: their number, or the sum of their weights.
             tensor_divisor: The number of tp ranks whose samples are summed in the gradients of distributed parameters.
-            in_place: Whether the sums with earlier gradients are not needed before the step has succeeded.
         """
         if divisor != 1:
             _divide_gradients(self._averaged, divisor)
         if tensor_divisor > 1:
             _divide_gradients(self._over_tensor_group, tensor_divisor)
+
+    def prepare(self, *, in_place: bool) -> None:
+        """Run hooks once on the averaged gradients, and add the earlier ones.
+
+        All of this can be undone. What cannot be undone is left to :meth:`finish`.
+
+        Args:
+            in_place: Whether the sums with earlier gradients are not needed before the step has succeeded.
+        """
         late = self._restore_hooks() if self._hooks else []
         if in_place and not late:
             self._unsummed = self._earlier

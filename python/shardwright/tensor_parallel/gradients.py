@@ -43,7 +43,7 @@ def gradients_of(module: nn.Module, weights: Weights) -> dict[str, torch.Tensor]
     every = torch.cat([value.flatten() for value in found.values()]) if found else torch.zeros(0)
     of_parameters = every[every != 0]
     is_reordered = all(torch.equal(value.double(), places[name].double()) for name, value in found.items())
-    if not is_reordered or bool((every < 0).any()) or of_parameters.unique().numel() != of_parameters.numel():
+    if not is_reordered or bool((every < 0).any()) or len(set(of_parameters.tolist())) != of_parameters.numel():
         return None
     if bool((every >= first).any()):
         return None
