@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from shardwright.optimizer.reach.divided import Divided
 from shardwright.optimizer.reach.known import Reach
 from shardwright.optimizer.reach.probe import Found, probe
-from shardwright.optimizer.reach.whole import Divided, _WholeStep
+from shardwright.optimizer.reach.whole import _WholeStep
 from shardwright.tensor_parallel.sharding import Origin, Rows, Sharding
 from torch import nn
 from torch.optim import Optimizer

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from shardwright.groups import standing_one_for_one
 from shardwright.half_precision.cast import HALF
 from shardwright.tensor_parallel.attributes import carry_attributes, user_attributes
 
@@ -58,6 +59,11 @@ class Masters:
         self._versions: dict[int, int] = {}
         #: Has the values of masters; None leaves them in memory.
         self.keeper: Keeper | None = None
+        #: In an update, the gradient that each master was given, and its version, by the ``id`` of the parameter.
+        self._given: dict[int, tuple[torch.Tensor | None, int]] | None = None
+        self._scale = 1.0
+        #: In an update, the version of each master when it was rounded.
+        self._rounded: dict[int, int] = {}
 
     @property
     def nbytes(self) -> int:
@@ -209,23 +215,82 @@ class Masters:
         for master in self._masters.values():
             master.tensor.grad = None
 
+    @contextlib.contextmanager
+    def updating(self, optimizer: Optimizer, scale: float) -> Iterator[None]:
+        """Let an optimizer update masters in the block; round them, and put back what it did to their gradients.
+
+        Args:
+            optimizer: The optimizer, whose groups hold the masters inside the block.
+            scale: What the gradients of the model's parameters are multiplied by.
+        """
+        to_round = set[int]()
+        self._given, self._scale = {}, scale
+        for key, one in self._masters.items():
+            gradient = one.tensor.grad
+            self._given[key] = (gradient, 0 if gradient is None else gradient._version)
+            if gradient is not None or (self.keeper is None and self._versions[key] == one.parameter._version):
+                to_round.add(key)
+        try:
+            with self.in_place_of_parameters(optimizer):
+                yield
+            for key in list(self._given):
+                self._put_back_gradient(key)
+            self._copy_to_model(to_round)
+        finally:
+            self._given, self._rounded = None, {}
+
     @torch.no_grad()
-    def copy_to_model(self) -> None:
-        """Round the masters that have a gradient to their parameters."""
-        copies = {key: one for key, one in self._masters.items() if one.is_copy and one.tensor.grad is not None}
+    def _put_back_gradient(self, key: int) -> None:
+        parameter, master = self._masters[key]
+        given, version = (self._given or {}).pop(key, (None, 0))
+        left = master.grad
+        if left is None and given is not None:
+            parameter.grad = None
+        elif left is not None and (left is not given or left._version != version):
+            if parameter.grad is None or parameter.grad.is_sparse or left.is_sparse:
+                parameter.grad = (left * self._scale).to(parameter.dtype)
+            else:
+                parameter.grad.copy_(left * self._scale)
+
+    def zero_gradients(self, tensors: Iterable[torch.Tensor], *, set_to_none: bool) -> bool:
+        """In an update, clear the gradients of the parameters whose masters these are; return whether there is one.
+
+        Args:
+            tensors: What the groups hold.
+            set_to_none: Whether they become None, and not zeros.
+        """
+        if self._given is None:
+            return False
+        for one in tensors:
+            parameter = model_parameter(one)
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+        return True
+
+    @torch.no_grad()
+    def _copy_to_model(self, keys: Iterable[int]) -> None:
+        """Round masters to their parameters, but those that are rounded already and were not written to since."""
+        every = {key: self._masters[key] for key in keys}
+        copies = {
+            key: one for key, one in every.items() if one.is_copy and self._rounded.get(key) != one.tensor._version
+        }
         if copies:
             torch._foreach_copy_([one.parameter for one in copies.values()], [one.tensor for one in copies.values()])
         for key, one in copies.items():
             self._versions[key] = one.parameter._version
 
     def has_rounded(self, master: torch.Tensor) -> None:
-        """Record that a master has been rounded to its parameter: :meth:`copy_to_model` leaves it out.
+        """Record that a master has been rounded to its parameter in an update.
 
         Args:
             master: The master, whose gradient is dropped.
         """
         parameter = model_parameter(master)
+        self._put_back_gradient(id(parameter))
         self._versions[id(parameter)] = parameter._version
+        self._rounded[id(parameter)] = master._version
         master.grad = None
 
     @contextlib.contextmanager
@@ -233,20 +298,8 @@ class Masters:
         """Put masters into the groups and the state of an optimizer within the block, where they exist."""
         to_master = {key: one.tensor for key, one in self._masters.items()}
         to_parameter = {id(one.tensor): one.parameter for one in self._masters.values()}
-        try:
-            _exchange(optimizer, to_master)
+        with standing_one_for_one(optimizer, to_master, to_parameter):
             yield
-        finally:
-            _exchange(optimizer, to_parameter)
-
-
-def _exchange(optimizer: Optimizer, tensors: dict[int, Any]) -> None:
-    for group in optimizer.param_groups:
-        group["params"][:] = [tensors.get(id(one), one) for one in group["params"]]
-    entries = list(optimizer.state.items())
-    optimizer.state.clear()
-    for key, entry in entries:
-        optimizer.state[tensors.get(id(key), key)] = entry
 
 
 def model_parameter(tensor: torch.Tensor) -> torch.Tensor:

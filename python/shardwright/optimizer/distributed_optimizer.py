@@ -25,6 +25,7 @@ from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.held import HeldGroups
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
 from shardwright.optimizer.master_state import without_half_precision
+from shardwright.optimizer.nothing import update_nothing
 from shardwright.optimizer.offloading import StateStorage, StreamedState
 from shardwright.optimizer.reach import WholeTensors, ask, drawing_nothing
 from shardwright.optimizer.refusals import refuse_optimizer
@@ -150,7 +151,7 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=
             elif (share := self._own_share()) is None:
                 loss = self._update_here(closure)
             else:
-                loss = sharded_step(runtime, self, share, original_class(self), closure, self._update_here)
+                loss = sharded_step(runtime, self, share, closure, self._update_here)
         except BaseException as error:
             explain(runtime, error)
             raise
@@ -162,8 +163,7 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=
             draws = self._verdict.is_watched and (closure is None or isinstance(closure, Called))
             with drawing_nothing(self) if draws else contextlib.nullcontext():
                 return super().step(closure) if closure is not None else super().step()
-        with torch.enable_grad():  # some optimizers cannot step without any parameter, which a stage may be
-            return None if closure is None else closure()
+        return update_nothing(self, super().step, closure)
 
     def _own_share(self, dividing: DistributedModel | None = None) -> Share | None:
         """Return this rank's share, with the parameters of all partitioned models divided.

@@ -21,6 +21,7 @@ from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.optimizer.clip import clip_gradients, counted_here, counted_over_replicas
 from shardwright.optimizer.master_state import MASTER_KEY, SCALER_KEY, taken_apart
+from shardwright.optimizer.nothing import update_nothing
 from shardwright.sharded_data_parallel.exchange import in_place_of_shards
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
 
@@ -167,6 +168,8 @@ class HalfPrecision(Optimizer):
             set_to_none: Whether the parameters' gradients become None, and not zeros.
         """
         super().zero_grad(set_to_none)
+        if self._masters.zero_gradients(self._parameters(), set_to_none=set_to_none):
+            return  # called by a step, or a hook of it, for what the groups hold then
         self._masters.drop_gradients()
         self._taken_of, self._clipped = None, False
 
@@ -195,9 +198,10 @@ class HalfPrecision(Optimizer):
             self._tell_of_overflow(scale)
         elif any(group["params"] for group in self.param_groups) or getattr(super(), "steps_on_all_ranks", False):
             current_runtime()[Updates].begins(self)  # while the groups hold the model's parameters
-            with self._masters.in_place_of_parameters(self):
+            with self._masters.updating(self, scale):
                 super().step()
-            self._masters.copy_to_model()
+        else:
+            update_nothing(self, super().step, None)
         self._masters.drop_gradients()
         self._taken_of, self._clipped = None, False
 
@@ -218,8 +222,7 @@ class HalfPrecision(Optimizer):
 
     def _tell_of_overflow(self, scale: float) -> None:
         if current_runtime().place.rank == 0:
-            # A scale that stays may make all further steps overflow, too.
-            stays = self.loss_scale == scale
+            stays = self.loss_scale == scale  # which may make all further steps overflow, too
             logs.logger.log(
                 logging.WARNING if stays else logging.INFO,
                 "%s.step: gradients overflowed with the loss scale %g, and the update is left out; the scale %s",
@@ -307,8 +310,7 @@ class HalfPrecision(Optimizer):
     def init_master_params(self) -> None:
         """Create the masters of this rank's parameters, or set them to the parameters' values.
 
-        This is not needed: masters are created when they are first used. Parameters that have not been placed yet, of
-        a model that is not partitioned, get theirs later.
+        This is not needed: masters are created when first used. Parameters that are not placed yet get theirs later.
         """
         placed = {id(one) for placement in self._placed() for one in placement.owned_parameters()}
         share = self._own_share()
@@ -320,8 +322,7 @@ class HalfPrecision(Optimizer):
     def reload_model_params(self) -> None:
         """Set the masters to the values of the model's parameters.
 
-        Needed only after writing to ``parameter.data``: ``model.load_state_dict`` and in-place operations on parameters
-        are noticed.
+        Needed only after writing to ``parameter.data``: ``model.load_state_dict`` and in-place operations are noticed.
         """
         with self._updating():
             self._masters.take_from_model()

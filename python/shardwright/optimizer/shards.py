@@ -15,6 +15,7 @@ from shardwright.model.updates import Updates
 from shardwright.optimizer.clip import clip_grad_norm_
 from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.layout import GroupLayout, numbers_of
+from shardwright.optimizer.reach.divided import kept_whole, whole_value
 from shardwright.optimizer.sharding.step import Called
 from shardwright.sharded_data_parallel.exchange import in_place_of_shards
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
@@ -110,7 +111,7 @@ def with_whole_state(runtime: Runtime | None, part: dict[str, Any], layout: Sequ
         if number in state and registry.is_sharded(parameter):
             shape = shard_of(parameter).shape
             state[number] = {
-                key: registry.whole(parameter, value).cpu() if _is_like(value, shape) else value
+                key: registry.whole(parameter, value).cpu() if _is_like(value, shape) else _on_cpu(value)
                 for key, value in state[number].items()
             }
     return {**part, "state": state}
@@ -120,10 +121,20 @@ def _cut(registry: ShardedParameters, parameter: torch.Tensor, state: Mapping[st
     if not registry.is_sharded(parameter):
         return state
     found = {key: shard_of(value) for key, value in state.items()}  # some are made with the optimizer, of shards
+    shape = shard_of(parameter).shape
     return {
-        key: registry.cut(value) if value is state[key] and _is_like(value, parameter.shape) else value
+        key: value
+        if value is not state[key]
+        else registry.cut(value)
+        if _is_like(value, parameter.shape)
+        else kept_whole(value, shape)
         for key, value in found.items()
     }
+
+
+def _on_cpu(value: Any) -> Any:
+    whole = whole_value(value)
+    return value if whole is value else whole.cpu()
 
 
 def _is_like(value: Any, shape: torch.Size) -> bool:

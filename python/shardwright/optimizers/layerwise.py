@@ -18,7 +18,7 @@ from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.optimizer.clip import counted_here
-from shardwright.optimizer.reach.whole import divided_parameters
+from shardwright.optimizer.reach.divided import divided_parameters
 
 
 class _Made(NamedTuple):

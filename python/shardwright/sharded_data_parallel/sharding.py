@@ -95,6 +95,8 @@ class ModelSharding:
             fully_shard(unit, mesh=mesh, reshard_after_forward=reshards, ignored_params=ignored) for unit in found
         ]
         for module in self._modules:
+            kind: Any = type(module)  # errors name the class of the script's module, and not what PyTorch derives of it
+            kind.__name__, kind.__qualname__ = kind.__bases__[-1].__name__, kind.__bases__[-1].__qualname__
             module.set_custom_all_gather(_Gather(self._collectives))
             module.set_custom_reduce_scatter(_Scatter(self._collectives))
             module.set_force_sum_reduction_for_comms(True)

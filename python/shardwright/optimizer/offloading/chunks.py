@@ -62,7 +62,7 @@ def chunks_of(
     """Yield the parts of each chunk, in the order of the groups.
 
     Args:
-        param_groups: The groups. Parameters without a gradient are left out: they are not updated.
+        param_groups: The groups, with the parameters that may be updated.
         nbytes: Returns the bytes of the state that a parameter of a group has, or will have.
         may_be_cut: Returns whether elements of a parameter can be updated by themselves.
     """
@@ -70,8 +70,6 @@ def chunks_of(
     filled = 0
     for number, group in enumerate(param_groups):
         for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
             size = nbytes(group, parameter)
             if size > CHUNK_BYTES and may_be_cut(parameter):
                 if chunk:

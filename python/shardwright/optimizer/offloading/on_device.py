@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from shardwright.groups import put_back_gradient, standing_in
 from shardwright.half_precision.masters import model_parameter
 from shardwright.offloading.tensors import is_dense, may_be_offloaded
+from shardwright.optimizer.offloading.alike import only
 from shardwright.optimizer.offloading.chunks import Part, elements
 from shardwright.optimizer.offloading.slots import Cargo, Item, Slots, bytes_of
 from shardwright.optimizer.offloading.storage import Pages, StateStorage
@@ -107,23 +110,26 @@ class DeviceChunks:
         """
         optimizer = self._optimizer
         tensors = iter(self._slots.use(chunk.cargo))
-        groups, lists = optimizer.param_groups, dict[int, list[torch.Tensor]]()
-        given: list[tuple[_Loaded, torch.Tensor, _State]] = []
+        stand_ins = dict[int, torch.Tensor]()
+        given: list[tuple[_Loaded, torch.Tensor, torch.Tensor | None, _State]] = []
         try:
             for loaded in chunk.parts:
                 brought = {key: next(tensors) for key in loaded.keys}
                 tensor, own = self._given(loaded.part, brought)
-                given.append((loaded, tensor, self._states[id(loaded.part.parameter)]))
+                given.append((loaded, tensor, tensor.grad, self._states[id(loaded.part.parameter)]))
                 if own:
                     optimizer.state[tensor] = own
-                lists.setdefault(loaded.part.group, []).append(tensor)
-            optimizer.param_groups = [{**groups[number], "params": found} for number, found in lists.items()]
-            self._update(optimizer)
+                stand_ins[id(loaded.part.parameter)] = tensor
+            with standing_in(optimizer, only(stand_ins)):
+                self._update(optimizer)
         finally:
-            optimizer.param_groups = groups
-            left = [self._left(loaded.part.parameter, tensor, state) for loaded, tensor, state in given]
+            left = [self._left(loaded.part.parameter, tensor, state) for loaded, tensor, _, state in given]
         results: list[tuple[torch.Tensor, torch.Tensor, Pages | None]] = []
-        for (loaded, tensor, state), found in zip(given, left, strict=True):
+        for (loaded, tensor, gradient, state), found in zip(given, left, strict=True):
+            parameter = loaded.part.parameter
+            if tensor is not parameter and loaded.part.end is None:  # what is cut is of known classes
+                write = functools.partial(setattr, parameter, "grad")
+                put_back_gradient(parameter, gradient, tensor.grad, write)
             results += self._taken(loaded.part, tensor, state, found)
         self._slots.store(chunk.cargo, results)
 
@@ -160,8 +166,7 @@ class DeviceChunks:
             values = brought[None] if None in brought else elements(parameter, part)
             tensor = nn.Parameter(values, parameter.requires_grad)
             gradient = parameter.grad
-            assert gradient is not None, "parameters without one are not updated"
-            tensor.grad = gradient if part.end is None else elements(gradient, part)
+            tensor.grad = gradient if gradient is None or part.end is None else elements(gradient, part)
         state: dict[str, Any] = {}
         for key, value in before.items():
             if key in brought:

@@ -11,15 +11,23 @@ import torch
 from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
+from shardwright.groups import standing_in
 from shardwright.half_precision.masters import model_parameter
 from shardwright.job.runtime import find_runtime
+from shardwright.optimizer.offloading.alike import alike_in_chunks, only
 from shardwright.optimizer.offloading.chunks import Part, chunks_of, elements
 from shardwright.optimizer.offloading.loaded import Held, held
 from shardwright.optimizer.offloading.on_device import DeviceChunks
 from shardwright.optimizer.offloading.pieces import Pieces, may_be_cut
 from shardwright.optimizer.offloading.refusals import refuse_differentiable
 from shardwright.optimizer.offloading.storage import Pages, StateStorage
-from shardwright.optimizer.sharding.elementwise import is_elementwise, original_class, state_tensors
+from shardwright.optimizer.sharding.elementwise import (
+    calls_hooks_inside,
+    changes_without_gradient,
+    is_elementwise,
+    original_class,
+    state_tensors,
+)
 
 #: How many tensors of a parameter's size are expected as its state, where the optimizer's class does not say it.
 _EXPECTED_TENSORS = 2
@@ -163,21 +171,31 @@ class _Step:
     def __init__(self, optimizer: Any, storage: StateStorage, update: Callable[[Optimizer], Any]) -> None:
         self._optimizer = optimizer
         self._storage = storage
-        self._update = update
+        self._update = alike_in_chunks(optimizer, update)
         self._is_elementwise = is_elementwise(original_class(optimizer))
+        self._takes_all = changes_without_gradient(optimizer)
+        self._in_one = calls_hooks_inside(optimizer)
         #: Of parameters that are cut, while they are updated.
         self._pieces: dict[int, Pieces] = {}
 
     def run(self) -> None:
         """Update all parameters, those of each device by themselves."""
         groups = self._optimizer.param_groups
-        devices = dict.fromkeys(one.device for group in groups for one in group["params"] if one.grad is not None)
-        for device in devices:
-            own = [{**group, "params": [one for one in group["params"] if one.device == device]} for group in groups]
+        every = dict.fromkeys(one.device for group in groups for one in group["params"] if self._is_updated(one))
+        if not every:
+            self._update(self._optimizer)  # which may count its steps
+        for device in every:
+            own = [
+                {**group, "params": [one for one in group["params"] if one.device == device and self._is_updated(one)]}
+                for group in groups
+            ]
             if self._storage.streams.serves(device):
                 self._run_on_device(device, own)
             else:
                 self._run_here(own)
+
+    def _is_updated(self, parameter: torch.Tensor) -> bool:
+        return self._takes_all or parameter.grad is not None
 
     def _run_on_device(self, device: torch.device, groups: Sequence[dict[str, Any]]) -> None:
         """Bring the next chunk while one is updated, and the one before goes back."""
@@ -219,6 +237,8 @@ class _Step:
         return found
 
     def _state_bytes(self, group: Mapping[str, Any], parameter: torch.Tensor) -> int:
+        if self._in_one:
+            return 0
         own = parameter.numel() * parameter.element_size()
         found = [value for value in self._state_of(parameter).values() if isinstance(value, torch.Tensor)]
         if found:
@@ -253,21 +273,19 @@ class _Step:
 
     def _update_chunk(self, chunk: list[Part]) -> None:
         optimizer = self._optimizer
-        groups, lists = optimizer.param_groups, dict[int, list[torch.Tensor]]()
-        updated = []
+        stand_ins, updated = dict[int, torch.Tensor](), []
         for part in chunk:
             tensor = part.parameter
             if part.end is not None:
                 tensor, state = self._pieces[id(part.parameter)].make(part)
                 if state:
                     optimizer.state[tensor] = state
-            lists.setdefault(part.group, []).append(tensor)
+            stand_ins[id(part.parameter)] = tensor
             updated.append((part, tensor))
         try:
-            optimizer.param_groups = [{**groups[number], "params": tensors} for number, tensors in lists.items()]
-            self._update(optimizer)
+            with standing_in(optimizer, only(stand_ins)):
+                self._update(optimizer)
         finally:
-            optimizer.param_groups = groups
             states = [{} if part.end is None else optimizer.state.pop(tensor, {}) for part, tensor in updated]
         for (part, tensor), state in zip(updated, states, strict=True):
             if part.end is not None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardwright.execution import process
+from shardwright.optimizer.besides import Besides
 from shardwright.optimizer.reach.known import Reach
 
 #: Shapes of the parameters that every group is tried with: some optimizers treat matrices, vectors and convolutions
@@ -42,7 +43,7 @@ class Found(NamedTuple):
     Attributes:
         reach: How far a step looks; None if it could not be tried.
         is_random: Whether it draws random numbers.
-        reason: Why it could not be tried.
+        reason: Why it could not be tried; or where a step leaves, besides weights, what depends on other parameters.
         is_assumed: Whether it was seen to look less far, which does not show that it always will.
     """
 
@@ -129,6 +130,7 @@ class _Probe:
     def _compared(self, places: list[_Place], whole: Mapping[_Place, list[torch.Tensor]]) -> Found:
         if any(torch.equal(way[0], way[-1]) for way in whole.values()):
             raise ValueError("it leaves the groups' parameters, with gradients of many sizes, as they are")
+        begun, left, states = self._begun, self._left, self._states
         again = self._run(places, seed=2)
         if not all(_alike(whole[place], again[place]) for place in places):
             return Found(Reach.MODEL, is_random=True)
@@ -139,8 +141,12 @@ class _Probe:
                 alone = self._run(some, seed=1)
                 if not all(_alike(whole[place], alone[place]) for place in some):
                     return Found(Reach.MODEL)
+                if (what := left.difference(self._left, begun) or _differs(states, self._states)) is not None:
+                    return Found(Reach.MODEL, reason=what)
         for cut in _CUTS:
             parts = self._run(places, seed=1, cut=cut)
+            if (what := left.difference(self._left, begun)) is not None:
+                return Found(Reach.PARAMETER, reason=what)
             if not all(_alike([cut(one) for one in whole[place]], parts[place]) for place in places):
                 return Found(Reach.PARAMETER)
         return Found(Reach.ELEMENT)
@@ -155,6 +161,7 @@ class _Probe:
             if any(place.group == number for place in places)
         ]
         optimizer = self._make(groups)
+        self._begun = Besides(optimizer, tensors=False)
         step: Any = self._kind.step
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         found = {place: [parameters[place].detach().clone()] for place in places}
@@ -164,6 +171,8 @@ class _Probe:
             step(optimizer)
             for place, parameter in parameters.items():
                 found[place].append(parameter.detach().clone())
+        self._left = Besides(optimizer, tensors=False)
+        self._states = {place: _counts(optimizer.state.get(one)) for place, one in parameters.items()}
         return found
 
     def _copy(self, groups: list[dict[str, Any]]) -> Optimizer:
@@ -181,7 +190,7 @@ class _Probe:
         Its groups get other parameters then, as they do in a job: one that keeps to the first ones cannot be tried.
         """
         own, known = self._attributes, {}
-        first, *rest = list(inspect.signature(self._kind.__init__).parameters.values())[1:]
+        first, *rest = _arguments(self._kind)
         for one in rest:
             places = [self._optimizer.defaults, own, {one.name: own.get(f"_{one.name}", one.default)}]
             value = next(each[one.name] for each in places if one.name in each)
@@ -190,8 +199,11 @@ class _Probe:
         others = [
             {**group, "params": [nn.Parameter(one.detach().clone()) for one in group["params"]]} for group in groups
         ]
-        arguments: dict[str, Any] = {first.name: others, **known}
-        made = self._kind(**arguments)
+        kind: Any = self._kind
+        own_first = next(iter(list(inspect.signature(kind.__init__).parameters.values())[1:]))
+        is_placed = own_first.name == first.name or own_first.kind is own_first.VAR_POSITIONAL
+        by_place = is_placed and own_first.kind is not own_first.KEYWORD_ONLY
+        made: Optimizer = kind(others, **known) if by_place else kind(**{first.name: others}, **known)
         for name, value in own.items():
             if name in vars(made) and isinstance(value, (bool, int, float, str)):
                 vars(made)[name] = value
@@ -201,6 +213,28 @@ class _Probe:
                     made.state[now] = made.state.pop(before)
             mine["params"] = group["params"]
         return made
+
+
+def _arguments(kind: type) -> list[inspect.Parameter]:
+    """The arguments of a constructor, the parameters first; where it passes on what it is given, also the next one's.
+
+    Of the next one those that have no default: it may be given the others already.
+    """
+    found: dict[str, inspect.Parameter] = {}
+    passes_on = False
+    for one in kind.__mro__:
+        if "__init__" not in vars(one):
+            continue
+        own = list(inspect.signature(vars(one)["__init__"]).parameters.values())[1:]
+        named = [each for each in own if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        for each in named:
+            if not passes_on or each.default is each.empty:
+                found.setdefault(each.name, each)
+        passes_on = len(named) < len(own)
+        if not passes_on:
+            break
+    first = found.pop("params", None)
+    return list(found.values()) if first is None else [first, *found.values()]
 
 
 def _distinct(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -235,6 +269,18 @@ def _values(group: int, shape: tuple[int, ...]) -> list[torch.Tensor]:
         gradient[: shape[0] // 2] *= 7.0 if number % 2 else 0.1
         found.append(gradient)
     return found
+
+
+def _counts(state: Any) -> dict[Any, Any] | None:
+    """The keys of a parameter's state, with the numbers and names in it."""
+    if not isinstance(state, dict):
+        return None
+    return {key: value if isinstance(value, (bool, int, str)) else None for key, value in state.items()}
+
+
+def _differs(whole: Mapping[_Place, Any], some: Mapping[_Place, Any]) -> str | None:
+    """Say where numbers in the state of parameters differ."""
+    return next(("optimizer.state of each parameter" for place, state in some.items() if state != whole[place]), None)
 
 
 def _cut(tensor: torch.Tensor, cut: Cut | None) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
+from shardwright.optimizer.besides import NO_OPTIONS, own_attributes
 from shardwright.optimizer.offloading import StateStorage
 from shardwright.optimizer.reach.known import DECLARATION, Reach, declares_elements, known_reach
 from shardwright.optimizer.reach.probe import Found, probe
@@ -29,14 +29,10 @@ class Verdict(NamedTuple):
     is_watched: bool = False
 
 
-#: Where the classes are that ``smp.DistributedOptimizer`` puts before that of an optimizer.
-_OURS = "shardwright.optimizer."
 #: What trials have found, by optimizer and its options.
 _ANSWERS: Any = WeakIdKeyDictionary()
 #: Optimizers of which it was said that their steps are made on whole tensors.
 _TOLD: Any = WeakIdKeyDictionary()
-#: Attributes that every optimizer has, and that say nothing of its rule.
-_NO_OPTIONS = frozenset({"param_groups", "state", "defaults", "step"})
 
 
 class Division(NamedTuple):
@@ -117,9 +113,8 @@ def found_of(optimizer: Any, kind: type[Optimizer]) -> Found:
     known = known_reach(kind)
     if known is not None:
         return Found(known)
-    ours = {name for one in type(optimizer).__mro__ if one.__module__.startswith(_OURS) for name in _annotated(one)}
-    attributes = [name for name in vars(optimizer) if name not in ours]
-    own = {name: vars(optimizer)[name] for name in attributes if name not in _NO_OPTIONS}
+    attributes = own_attributes(optimizer)
+    own = {name: vars(optimizer)[name] for name in attributes if name not in NO_OPTIONS}
     options = repr([_switches(each) for each in (own, *optimizer.param_groups)])
     answers: dict[str, Found] = _ANSWERS.setdefault(optimizer, {})
     if options not in answers:
@@ -138,10 +133,6 @@ def _switches(options: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in sorted(options.items(), key=lambda entry: str(entry[0]))  # loads give another order
         if key != "lr"
     }
-
-
-def _annotated(kind: type) -> Iterable[str]:
-    return (*inspect.get_annotations(kind), "_global_grad_norm")
 
 
 def ask(optimizer: Any, runtime: Runtime, kind: type[Optimizer]) -> Verdict:
@@ -265,6 +256,11 @@ def _words(kind: type[Optimizer], found: Found, way: Division) -> str:
         how = (
             f"{name} is not known to update each {by_itself} by itself, which no trial can show for every step; set "
             f"{DECLARATION} = True on the class that has its step, if it does"
+        )
+    elif found.reason:
+        how = (
+            f"{name} does not update each {by_itself} by itself: what its step leaves in {found.reason} depends on "
+            "which others it updates"
         )
     elif found.reach is Reach.MODEL:
         how = f"{name} does not update each {by_itself} by itself: its update of one depends on other parameters"

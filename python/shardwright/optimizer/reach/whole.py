@@ -7,6 +7,7 @@ and whenever. A weight that was made of several, such as query, key and value in
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,37 +17,26 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import ConfigError, ShardwrightError
+from shardwright.groups import put_back_gradient, standing_in
 from shardwright.half_precision import model_parameter
 from shardwright.job.ranks import DP_GROUP, TP_GROUP
-from shardwright.job.runtime import Runtime, find_runtime
+from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import gather_over
-from shardwright.model.models import Models
 from shardwright.model.updates import Updates
+from shardwright.optimizer.reach.divided import Divided, divided_parameters, kept_whole, whole_value
 from shardwright.optimizer.reach.draws import drawing_nothing
 from shardwright.optimizer.reach.question import Verdict
-from shardwright.optimizer.sharding.elementwise import changes_without_gradient, original_class
+from shardwright.optimizer.sharding.elementwise import changes_without_gradient
 from shardwright.optimizer.sharding.step import Called
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
 from shardwright.tensor_parallel.attributes import carry_attributes, user_attributes
-from shardwright.tensor_parallel.sharding import Origin, Rows, Sharding
+from shardwright.tensor_parallel.sharding import Origin
 
 #: The most bytes of parameters, gradients and state that a rank sends in one message.
 _MESSAGE_BYTES = 64 << 20
 Gather = Callable[[Any], Sequence[Any]]
 #: Puts a tensor with so many rows together from this rank's part of it.
 Join = Callable[[torch.Tensor, int], torch.Tensor]
-
-
-class Divided(NamedTuple):
-    """How a parameter of this rank is made of the weights that one process has.
-
-    Attributes:
-        sharding: How it is divided over tensor-parallel ranks, or over those that shard parameters.
-        origins: What it was made of.
-    """
-
-    sharding: Sharding
-    origins: tuple[Origin, ...]
 
 
 class WholeTensors(Optimizer):
@@ -104,31 +94,6 @@ class WholeTensors(Optimizer):
         return loss
 
 
-def divided_parameters(runtime: Runtime, groups: Iterable[Mapping[str, Any]]) -> dict[int, Divided]:
-    """Return how parameters in the groups are made of whole weights, by ``id``, for those that are not such themselves.
-
-    Args:
-        runtime: The rank.
-        groups: The groups, with parameters of the model or their master weights.
-    """
-    known: dict[int, Divided] = {}
-    for placement in runtime[Models].placements:
-        if placement.is_sharded:
-            origins = placement.sharded.made_of()
-            for key, sharding in placement.sharded.by_id().items():
-                made_of = tuple(origins.get(key, ()))
-                if all(one.is_all for one in made_of):
-                    made_of = ()
-                if sharding.dim is not None or made_of:
-                    known[key] = Divided(sharding, made_of)
-    if runtime.place.shards_parameters:
-        sizes = runtime[ShardedParameters].sizes()
-        known |= {key: Divided(Rows(dim=0, size=size), ()) for key, size in sizes.items()}
-    parameters = (parameter for group in groups for parameter in group["params"])
-    keys = {id(parameter): id(model_parameter(parameter)) for parameter in parameters}
-    return {key: known[of_model] for key, of_model in keys.items() if of_model in known}
-
-
 class _Whole(NamedTuple):
     """A parameter during a step.
 
@@ -137,12 +102,14 @@ class _Whole(NamedTuple):
         divided: How it is divided.
         tensor: The whole.
         stand_ins: What the groups hold: the whole, or what it was made of.
+        is_trained: Whether they were given gradients.
     """
 
     parameter: torch.Tensor
     divided: Divided
     tensor: torch.Tensor
     stand_ins: list[nn.Parameter]
+    is_trained: bool
 
 
 class _WholeStep:
@@ -186,45 +153,35 @@ class _WholeStep:
         parameters = [one for group in optimizer.param_groups for one in group["params"] if id(one) in self._divided]
         wholes = {id(one.parameter): one for one in self._gathered(parameters)}
         versions = [one.parameter._version for one in wholes.values()]
-        before = [(group["params"], group.get("param_names")) for group in optimizer.param_groups]
         states = {id(one.parameter): optimizer.state.get(one.parameter) for one in wholes.values()}
         try:
-            for group, (listed, names) in zip(optimizer.param_groups, before, strict=True):
-                in_place = [wholes[id(one)].stand_ins if id(one) in wholes else [one] for one in listed]
-                group["params"] = [one for each in in_place for one in each]
-                if names is not None:
-                    group["param_names"] = [
-                        name for name, each in zip(names, in_place, strict=True) for _ in range(len(each))
-                    ]
             for one in wholes.values():
                 optimizer.state.pop(one.parameter, None)
-            with drawing_nothing(optimizer):
+            in_place = standing_in(optimizer, lambda one: wholes[id(one)].stand_ins if id(one) in wholes else (one,))
+            with in_place, drawing_nothing(optimizer):
                 update()
             if versions != [one.parameter._version for one in wholes.values()]:
                 raise ShardwrightError(
                     f"{self._name} changed parameters that its groups do not hold: parameters are divided over "
                     "ranks, and it has to update what param_groups hold when it is called"
                 )
-            kept = [(one, self._kept(one)) for one in wholes.values()]
+            kept = [(one, self._kept(one), self._gradient(one)) for one in wholes.values()]
         except BaseException:
             for key, one in wholes.items():
                 if states[key] is not None:
                     optimizer.state[one.parameter] = states[key]
             raise
         finally:
-            for group, (listed, names) in zip(optimizer.param_groups, before, strict=True):
-                group["params"] = listed
-                if names is not None:
-                    group["param_names"] = names
             for one in wholes.values():
                 for stand_in in one.stand_ins:
                     optimizer.state.pop(stand_in, None)
                     stand_in.grad = None
                     stand_in.data = stand_in.new_empty(0)
-        for one, (values, state) in kept:
+        for one, (values, state), gradient in kept:
             one.parameter.copy_(values)
             if state:
                 optimizer.state[one.parameter] = state
+            put_back_gradient(one.parameter, one.parameter.grad, gradient, functools.partial(_write_gradient, one))
 
     # --- before
 
@@ -244,7 +201,8 @@ class _WholeStep:
             )
         trained = {id(one): any(of_rank[number] is not None for of_rank in flags) for number, one in enumerate(sliced)}
         trained |= {id(one): one.grad is not None for one in parameters if id(one) not in trained}
-        always = changes_without_gradient(original_class(self._optimizer))
+        # A hook may be on one rank alone.
+        always = any(self._gather(changes_without_gradient(self._optimizer)))
         found: list[_Whole] = []
         for together in self._messages([one for one in parameters if always or trained[id(one)]]):
             found += self._whole(together, trained)
@@ -318,9 +276,10 @@ class _WholeStep:
             one.grad = gradient if origin is None or gradient is None else origin.of(gradient)
             if state:
                 self._optimizer.state[one] = {
-                    key: _of_origin(like.get(key, value), origin, key in like) for key, value in state.items()
+                    key: whole_value(_of_origin(like.get(key, value), origin, key in like))
+                    for key, value in state.items()
                 }
-        return _Whole(parameter, self._divided[id(parameter)], own[""], stand_ins)
+        return _Whole(parameter, self._divided[id(parameter)], own[""], stand_ins, "grad" in own)
 
     # --- after
 
@@ -345,26 +304,37 @@ class _WholeStep:
                         origin.put(value, joined)
                 state[key] = self._part(one, joined)
             elif len(values) == 1 or all(_same(values[0], value) for value in values):
-                state[key] = self._checked(one, key, values[0])
+                state[key] = kept_whole(values[0], one.parameter.shape)
             else:
                 state[key] = {_ORIGINS: True} | {
-                    origin.name: self._checked(one, key, value) for origin, value in zip(origins, values, strict=True)
+                    origin.name: kept_whole(value, one.parameter.shape)
+                    for origin, value in zip(origins, values, strict=True)
                 }
         return self._part(one, whole), state
+
+    def _gradient(self, one: _Whole) -> torch.Tensor | None:
+        """Return this rank's part of the gradient that the update has left."""
+        left = [stand_in.grad for stand_in in one.stand_ins]
+        if any(each is None for each in left):
+            if any(each is not None for each in left):
+                names = [origin.name for origin, each in zip(one.divided.origins, left, strict=True) if each is None]
+                raise ShardwrightError(
+                    f"{self._name} left gradients of some of the weights that one was made of, but none of {names}: "
+                    "set all of them to None, or zero them"
+                )
+            return None
+        whole = left[0]
+        if one.divided.origins:
+            whole = torch.zeros_like(one.tensor)
+            for origin, each in zip(one.divided.origins, left, strict=True):
+                origin.put(each, whole)  # type: ignore[arg-type]
+        assert whole is not None, "there are some"
+        return self._part(one, whole.detach())
 
     def _part(self, one: _Whole, whole: torch.Tensor) -> torch.Tensor:
         part = one.divided.sharding.shard(whole, self._rank, self._degree)
         assert part is not None, "this rank has a part of it"
         return part
-
-    def _checked(self, one: _Whole, key: str, value: Any) -> Any:
-        if _is_like(value, one.parameter.shape) and value.dim() > 0:
-            raise ShardwrightError(
-                f"{self._name}: the state {key!r} of a parameter of shape {tuple(one.tensor.shape)} has the shape of "
-                f"this rank's part of it, {tuple(value.shape)}, so that it cannot be told from a part: use another "
-                "tensor_parallel_degree, or do not divide this module"
-            )
-        return value
 
 
 #: Marks the state of what a parameter was made of, by name.
@@ -379,6 +349,14 @@ def _of_origin(value: Any, origin: Origin | None, is_like: bool) -> Any:
     if isinstance(value, dict) and value.get(_ORIGINS, False):
         return value[origin.name]
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _write_gradient(one: _Whole, part: torch.Tensor) -> None:
+    parameter = one.parameter
+    if parameter.grad is not None:
+        parameter.grad.copy_(part)
+    elif not one.is_trained or part.any():  # zeros stood for none, where other ranks have one
+        parameter.grad = part.clone()
 
 
 def _is_like(value: Any, shape: torch.Size) -> bool:

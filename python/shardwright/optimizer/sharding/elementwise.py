@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from shardwright.groups import has_step_hooks
+
 #: How many tensors of a parameter's size the state has, by the options of a group.
 _STATE_TENSORS: dict[type[Optimizer], Callable[[Mapping[str, Any]], int]] = {
     torch.optim.SGD: lambda group: int(group["momentum"] != 0),
@@ -117,6 +119,23 @@ def _leaves(name: str, known: type[Optimizer]) -> bool:
     return is_own and not (name.startswith("__") and name.endswith("__"))
 
 
-def changes_without_gradient(kind: type[Optimizer]) -> bool:
-    """Return whether an optimizer may change parameters that have no gradient; those of PyTorch do not."""
-    return not kind.__module__.startswith("torch.optim.")
+def changes_without_gradient(optimizer: Optimizer) -> bool:
+    """Return whether a step may change parameters that have no gradient; those of PyTorch do not, but hooks may.
+
+    Args:
+        optimizer: The distributed optimizer.
+    """
+    kind = original_class(optimizer)
+    return not kind.__module__.startswith("torch.optim.") or has_step_hooks(optimizer)
+
+
+def calls_hooks_inside(optimizer: Optimizer) -> bool:
+    """Return whether a step calls hooks of the script again, by calling the step of a class that has been used itself.
+
+    Args:
+        optimizer: The distributed optimizer.
+    """
+    kind = original_class(optimizer)
+    outer = next((base for base in kind.__mro__ if "step" in vars(base)), kind)
+    inner: list[Any] = [vars(base)["step"] for base in outer.__mro__[1:] if "step" in vars(base)]
+    return has_step_hooks(optimizer) and any(getattr(each, "hooked", False) for each in inner)

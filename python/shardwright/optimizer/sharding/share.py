@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.data_parallel.shards import ParameterShards, Slice
 from shardwright.errors import ConfigError
+from shardwright.groups import put_back_gradient, standing_in
 from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer.half_precision import HalfPrecision
@@ -162,45 +164,53 @@ class Share:
     def updating(self, optimizer: Optimizer) -> Iterator[None]:
         """Let the optimizer's groups hold what this rank updates, with its gradients, inside the block.
 
+        What gradients these have at its end, the parameters have.
+
         Raises:
             ConfigError: See :meth:`check`.
         """
         self.check(optimizer)
-        self._take_gradients(optimizer)
+        given = self._take_gradients(optimizer)
         try:
             with self.in_groups(optimizer):
                 yield
+            for parameter, gradient in given:
+                write = functools.partial(self._write_gradient, parameter)
+                put_back_gradient(parameter, gradient, self.updated(parameter).grad, write)
         finally:
             for piece in self._pieces.values():
                 piece.grad = None  # it keeps that of the parameter alive
 
-    def _take_gradients(self, optimizer: Optimizer) -> None:
-        """Give parts of parameters their elements of the gradients."""
+    def _take_gradients(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
+        """Give parts of parameters their elements of the gradients; return what they were given."""
+        given = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 own = self.own(parameter)
                 if own is not None:
-                    piece = self.updated(parameter)
-                    piece.grad = None if parameter.grad is None else own.of(parameter.grad.detach())
+                    gradient = None if parameter.grad is None else own.of(parameter.grad.detach())
+                    self.updated(parameter).grad = gradient
+                    given.append((parameter, gradient))
+        return given
+
+    def _write_gradient(self, parameter: nn.Parameter, part: torch.Tensor) -> None:
+        """Let a parameter have a gradient that is this in the part that the rank owns."""
+        own = self.own(parameter)
+        assert own is not None, "it owns a part"
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        own.of(parameter.grad.detach()).copy_(part)
 
     @contextmanager
     def in_groups(self, optimizer: Optimizer) -> Iterator[None]:
         """Let the optimizer's groups hold what this rank updates, inside the block."""
-        whole = [(group["params"], group.get("param_names")) for group in optimizer.param_groups]
-        for parameters, _ in whole:
-            for parameter in parameters:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
                 is_key = self.is_here(parameter) and self.own(parameter) is None
                 if not is_key and not optimizer.state.get(parameter, True):
                     del optimizer.state[parameter]  # left by a script that looked for it
-        try:
-            for group, (parameters, names) in zip(optimizer.param_groups, whole, strict=True):
-                here = [place for place, one in enumerate(parameters) if self.is_here(one)]
-                group["params"] = [self.tensor(parameters[place]) for place in here]
-                if names is not None:
-                    group["param_names"] = [names[place] for place in here]
+        with standing_in(optimizer, self._held):
             yield
-        finally:
-            for group, (parameters, names) in zip(optimizer.param_groups, whole, strict=True):
-                group["params"] = parameters
-                if names is not None:
-                    group["param_names"] = names
+
+    def _held(self, parameter: Any) -> tuple[nn.Parameter, ...]:
+        return () if (tensor := self.tensor(parameter)) is None else (tensor,)

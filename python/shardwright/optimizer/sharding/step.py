@@ -31,7 +31,6 @@ def sharded_step(
     runtime: Runtime,
     optimizer: Optimizer,
     share: Share,
-    kind: type[Optimizer],
     closure: Callable[[], Any] | None,
     update: Update,
 ) -> Any:
@@ -41,7 +40,6 @@ def sharded_step(
         runtime: The rank.
         optimizer: The optimizer.
         share: Its share.
-        kind: Its class.
         closure: Computes gradients, or None; it is called once.
         update: The wrapped optimizer's ``step``.
 
@@ -70,7 +68,8 @@ def sharded_step(
             with torch.enable_grad():
                 loss = closure()
         share.check(optimizer)
-        changed = [_changed(parameters, share, kind) for parameters in (over_dp, over_rdp)]
+        always = changes_without_gradient(optimizer)
+        changed = [_changed(parameters, share, always) for parameters in (over_dp, over_rdp)]
         updates.begins_share(optimizer)
         with share.updating(optimizer):
             update(None if closure is None else Called(loss, name))
@@ -125,9 +124,8 @@ class Called:
         return self._loss
 
 
-def _changed(parameters: list[nn.Parameter], share: Share, kind: type[Optimizer]) -> bytes:
-    """Whether this rank updates each of these parameters, as one byte."""
-    always = changes_without_gradient(kind)
+def _changed(parameters: list[nn.Parameter], share: Share, always: bool) -> bytes:
+    """Whether this rank updates each of these parameters, as one byte; perhaps also those without a gradient."""
     return bytes(share.is_here(one) and (always or one.grad is not None) for one in parameters)
 
 
