@@ -9,7 +9,6 @@ from typing import Any
 
 import shardwright as smp
 import torch
-from shardwright.optimizer.besides import own_attributes
 from torch import nn
 
 from tests.jobs.listed import run_listed
@@ -52,8 +51,7 @@ def kept(optimizer: Any) -> dict[str, Any]:
     """What an optimizer has besides parameters and their state."""
     groups = [{key: one for key, one in group.items() if key not in ("params",)} for group in optimizer.param_groups]
     named = {key: dict(one) for key, one in optimizer.state.items() if not isinstance(key, torch.Tensor)}
-    count = vars(optimizer).get("count") if "count" in own_attributes(optimizer) else None
-    return {"groups": groups, "state": named, "count": count}
+    return {"groups": groups, "state": named, "count": vars(optimizer).get("count")}
 
 
 def compared(change: str, where: str, zeroes: bool, config: dict[str, Any]) -> str:

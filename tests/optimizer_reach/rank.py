@@ -27,10 +27,14 @@ def train(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def built(bias: bool) -> nn.Sequential:
+def built(bias: bool, outputs: int = 4) -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Linear(6, 16, bias=bias), nn.Tanh(), nn.Linear(16, 12, bias=bias), nn.Tanh(), nn.Linear(12, 4, bias=bias)
+        nn.Linear(6, 16, bias=bias),
+        nn.Tanh(),
+        nn.Linear(16, 12, bias=bias),
+        nn.Tanh(),
+        nn.Linear(12, outputs, bias=bias),
     )
 
 
@@ -41,11 +45,12 @@ def batch(step: int, replica: int) -> torch.Tensor:
 class Pair:
     """A model over the ranks of the job, the last of whose layers is not divided, and the same in one process."""
 
-    def __init__(self, name: str, bias: bool) -> None:
-        self.bias, self.plain, module = bias, built(bias), built(bias)
+    def __init__(self, name: str, bias: bool, outputs: int = 4) -> None:
+        self.plain, module = built(bias, outputs), built(bias, outputs)
+        self.first = copy.deepcopy(self.plain.state_dict())
         for number, (one, other) in enumerate(zip(self.plain.parameters(), module.parameters(), strict=True)):
             one.scaled_by = other.scaled_by = float(number % 2)  # type: ignore[attr-defined]
-        for layer in (module[0], module[2]) if smp.tp_size() > 1 else ():
+        for layer in (module[0], module[2 if outputs == 4 else 4]) if smp.tp_size() > 1 else ():
             smp.set_tensor_parallelism(layer)
         self.model = smp.DistributedModel(module)
         self.reference = OPTIMIZERS[name](self.plain.parameters())
@@ -64,7 +69,7 @@ class Pair:
             self.check(f"step {step}")
 
     def check(self, what: str) -> None:
-        expected, found, first = self.plain.state_dict(), self.model.state_dict(), built(self.bias).state_dict()
+        expected, found, first = self.plain.state_dict(), self.model.state_dict(), self.first
         for name, value in expected.items():
             most = 1e-9 * float((value - first[name]).abs().max()) + 1e-13
             assert float((found[name] - value).abs().max()) <= most, f"{what}: {name}"
@@ -108,6 +113,20 @@ def saved(optimizer: str, bias: bool, folder: str) -> None:
     pair.plain.load_state_dict(plain[0])
     pair.reference.load_state_dict(plain[1])
     pair.run(2, first=5)
+
+
+def narrow(optimizer: str, outputs: int) -> None:
+    """A layer of whose rows a rank has one: its part has the shape of statistics of columns, which are whole."""
+    pair = Pair(optimizer, bias=True, outputs=outputs)
+    pair.run(2)
+    saved = copy.deepcopy(pair.optimizer.local_state_dict())
+    if smp.tp_size() == 1:
+        assert not any(isinstance(one, dict) for state in saved["state"].values() for one in state.values())
+        pair.reference.load_state_dict(pair.optimizer.state_dict())
+    pair.optimizer.load_state_dict(saved)
+    pair.run(2, first=2)
+    with pytest.raises(RuntimeError, match="state_dict for Sequential:"):
+        pair.model.load_state_dict({})
 
 
 def refused(optimizer: str, bias: bool, words: str) -> None:
@@ -249,6 +268,7 @@ CASES = {
     "of_weights": of_weights,
     "saved": saved,
     "refused": refused,
+    "narrow": narrow,
     "unwrapped": unwrapped,
     "early": early,
 }

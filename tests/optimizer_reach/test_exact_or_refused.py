@@ -40,6 +40,7 @@ def run(ranks: int, config: dict[str, Any], cases: list[Case]) -> None:
     run_in_job("tests.optimizer_reach.rank", ranks, [{"config": config, "cases": cases}])
 
 
+NARROW = [case("narrow", "adafactor", outputs=outputs) for outputs in (1, 2, 3)]
 EXACT = [case("exact", "muon", bias=False), *(case("exact", name, bias=True) for name in OF_A_PARAMETER)]
 
 
@@ -47,6 +48,7 @@ def test_over_tensor_parallel_ranks(tmp_path: Path) -> None:
     cases = [
         *EXACT,
         *(case("hidden", name, bias=True) for name in HIDDEN),
+        *NARROW[1:2],
         case("refused", "wrongly", bias=True, words="Wrongly declares updates_elements_independently = True"),
         case("saved", "muon", bias=False, folder=str(tmp_path / "muon")),
         case("saved", "adafactor", bias=True, folder=str(tmp_path / "adafactor")),
@@ -90,6 +92,7 @@ def test_over_shards(tmp_path: Path) -> None:
         *EXACT,
         *(case("hidden", name, bias=True) for name in HIDDEN),
         case("exact", "clipped", bias=True),
+        *NARROW,
         case("saved", "adafactor", bias=True, folder=str(tmp_path / "adafactor")),
         case("refused", "noisy", bias=True, words="Noisy draws random numbers"),
         case("refused", "keeps", bias=True, words="Keeps is not known to update each parameter by itself"),

@@ -16,6 +16,7 @@ from shardwright.optimizer.reach.probe import Found
 from shardwright.optimizer.sharding.elementwise import is_elementwise
 from torch import nn
 
+from .changes import attribute, first_state, list_option, named_state, number_of_parameters, optimizer_with, option
 from .optimizers import Declared
 
 
@@ -64,6 +65,16 @@ class Attributes(torch.optim.SGD):
         return super().__getattribute__(name)
 
 
+class Passing(torch.optim.SGD):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, lr=0.1, **kwargs)
+        self.held = torch.ones(1)  # so that a trial constructs another one
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
 class DeclaredAgain(Declared):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -108,6 +119,21 @@ def test_a_declaration_is_of_the_class_that_has_the_step() -> None:
     assert not declares_elements(again, DeclaredAgain)
     again.updates_elements_independently = True
     assert declares_elements(again, DeclaredAgain)
+
+
+def test_a_constructor_that_passes_its_arguments_on_is_tried() -> None:
+    assert question.found_of(Passing([parameter()]), Passing) == Found(Reach.ELEMENT)
+
+
+def test_what_a_step_leaves_that_depends_on_other_parameters_is_found() -> None:
+    for change in (first_state, number_of_parameters):
+        made = optimizer_with(change, "step", [parameter()])
+        found = question.found_of(made, type(made))
+        assert found.reach is Reach.MODEL
+        assert found.reason in ("optimizer.state of each parameter", "the attribute 'count'")
+    for change in (attribute, named_state, option, list_option):
+        made = optimizer_with(change, "step", [parameter()])
+        assert question.found_of(made, type(made)).reach is Reach.ELEMENT
 
 
 def test_a_trial_is_made_again_where_something_may_be_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
