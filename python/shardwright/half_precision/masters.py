@@ -281,17 +281,19 @@ class Masters:
         for key, one in copies.items():
             self._versions[key] = one.parameter._version
 
-    def has_rounded(self, master: torch.Tensor) -> None:
+    def has_rounded(self, master: torch.Tensor, *, keeps_gradient: bool) -> None:
         """Record that a master has been rounded to its parameter in an update.
 
         Args:
-            master: The master, whose gradient is dropped.
+            master: The master.
+            keeps_gradient: Whether its gradient stays until the end of the update, as hooks look at it.
         """
         parameter = model_parameter(master)
-        self._put_back_gradient(id(parameter))
         self._versions[id(parameter)] = parameter._version
         self._rounded[id(parameter)] = master._version
-        master.grad = None
+        if not keeps_gradient:
+            self._put_back_gradient(id(parameter))
+            master.grad = None
 
     @contextlib.contextmanager
     def in_place_of_parameters(self, optimizer: Optimizer) -> Iterator[None]:

@@ -111,9 +111,9 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=
         if self._is_settled(model) and (pending := self._pending_state_dict()) is not None:
             self._load_whole(pending)
 
-    def take_over_shards(self) -> None:
+    def take_over_shards(self, *, is_new: bool = False) -> None:
         """Put sharded parameters in the places of those that they were made of."""
-        self._layout = take_over(current_runtime(), self, self._layout)
+        self._layout = take_over(current_runtime(), self, self._layout, is_new=is_new)
 
     def _groups(self) -> list[GroupLayout]:
         return [GroupLayout.of(group) for group in self.param_groups] if self._layout is None else self._layout
@@ -371,7 +371,7 @@ def _wrap(
         optimizer.localise()
     optimizer._own_share()
     if runtime is not None and runtime.place.shards_parameters:
-        optimizer.take_over_shards()
+        optimizer.take_over_shards(is_new=True)
     if isinstance(optimizer, StreamedState) and storage is not None:
         optimizer.start_streaming(storage)
     return optimizer

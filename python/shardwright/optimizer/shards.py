@@ -65,8 +65,12 @@ def shards_step(runtime: Runtime, optimizer: Any, closure: Callable[[], Any] | N
     return loss
 
 
-def take_over(runtime: Runtime, optimizer: Optimizer, layout: Sequence[GroupLayout] | None) -> list[GroupLayout] | None:
+def take_over(
+    runtime: Runtime, optimizer: Optimizer, layout: Sequence[GroupLayout] | None, *, is_new: bool
+) -> list[GroupLayout] | None:
     """Put sharded parameters in the places of the whole ones that they come from, with their part of the state.
+
+    The state of an optimizer that is new here, perhaps loaded already, is whole where it is not of sharded tensors.
 
     Returns the layout of the groups, if there is one, with them.
     """
@@ -82,7 +86,7 @@ def take_over(runtime: Runtime, optimizer: Optimizer, layout: Sequence[GroupLayo
     optimizer.state.clear()
     for parameter, state in entries:
         now = registry.now(parameter)
-        optimizer.state[now] = _cut(registry, now, state)
+        optimizer.state[now] = _cut(registry, now, state) if is_new or now is not parameter else state
     if layout is None:
         return None
     return [GroupLayout(tuple(registry.now(one) for one in group.parameters), group.names) for group in layout]

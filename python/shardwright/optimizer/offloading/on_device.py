@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shardwright.groups import put_back_gradient, standing_in
+from shardwright.groups import has_step_hooks, put_back_gradient, standing_in
 from shardwright.half_precision.masters import model_parameter
 from shardwright.offloading.tensors import is_dense, may_be_offloaded
 from shardwright.optimizer.offloading.alike import only
@@ -240,7 +240,7 @@ class DeviceChunks:
         rounded = model_parameter(part.parameter).detach()
         (rounded if part.end is None else elements(rounded, part)).copy_(updated.detach())
         if part.is_last:
-            self._optimizer._masters.has_rounded(part.parameter)
+            self._optimizer._masters.has_rounded(part.parameter, keeps_gradient=has_step_hooks(self._optimizer))
 
     def _end(self, parameter: torch.Tensor, state: _State) -> None:
         del self._states[id(parameter)]

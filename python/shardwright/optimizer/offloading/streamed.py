@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
-from shardwright.groups import standing_in
+from shardwright.groups import has_step_hooks, standing_in
 from shardwright.half_precision.masters import model_parameter
 from shardwright.job.runtime import find_runtime
 from shardwright.optimizer.offloading.alike import alike_in_chunks, only
@@ -314,4 +314,4 @@ def _round(optimizer: Any, part: Part, updated: torch.Tensor) -> None:
     rounded = model.detach()
     (rounded if part.end is None else elements(rounded, part)).copy_(updated)
     if part.is_last:
-        optimizer._masters.has_rounded(part.parameter)
+        optimizer._masters.has_rounded(part.parameter, keeps_gradient=has_step_hooks(optimizer))
