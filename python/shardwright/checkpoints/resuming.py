@@ -199,6 +199,8 @@ class _Loading:
                 "the checkpoint has the state of an optimizer, and no optimizer trains the model yet: create "
                 "smp.DistributedOptimizer first, or leave the state out by load_optimizer=False"
             )
+        if trained_by is not None:
+            trained_by.check_known(_OPERATION)
         groups = None if trained_by is None else OptimizerState(runtime, trained_by, tensors).groups
         shards = runtime.place.shards_optimizer_state or runtime.place.shards_parameters
         return _Loading(runtime, saved, found, trained_by, tensors, groups, load_sharded or not shards, strict)

@@ -28,6 +28,7 @@ from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.updates import Updates
+from shardwright.optimizer import DistributedOptimizer
 
 _OPERATION = "smp.save_checkpoint"
 USER = "user/"
@@ -120,15 +121,23 @@ def save_checkpoint(
         save_full(runtime, _OPERATION, path, tag, model, user_content, translate=translate_if_full)
         return
     part = Part()
-    models: list[DistributedModel] = []
+    found: list[tuple[DistributedModel, DistributedOptimizer | None]] = []
 
-    def collect() -> str:
+    def find() -> None:
         check_tag(path, tag)
         _check_kept(num_kept_partial_checkpoints)
         if is_in_store(path):
             CheckpointWriter(path, tag).check()  # before anything is copied
-        models.append(model_of(runtime, model))
-        _collect(part, runtime, models[0], optimizer, user_content)
+        of = model_of(runtime, model)
+        found.append((of, optimizer_of(runtime, of, optimizer)))
+
+    on_all_ranks(_OPERATION, find)
+    (of, trained_by) = found[0]
+    if trained_by is not None:
+        trained_by.agree_on_groups(_OPERATION)
+
+    def collect() -> str:
+        _collect(part, runtime, of, trained_by, user_content)
         part.about["request"] = [tag, num_kept_partial_checkpoints, asynchronous]
         part.about["nonce"] = secrets.token_hex(8)
         return part.told()
@@ -143,7 +152,7 @@ def save_checkpoint(
     def given() -> list[Given]:
         return part.given(mine)
 
-    description = description_of(runtime, models[0], abouts) if runtime.place.rank == 0 else None
+    description = description_of(runtime, of, abouts) if runtime.place.rank == 0 else None
     if asynchronous:
         nonce, keep = abouts[0]["nonce"], num_kept_partial_checkpoints
         background(runtime).save(_OPERATION, folder, tag, nonce, given, description, keep)
@@ -192,7 +201,9 @@ def check_same(values: Sequence[Any], what: str) -> None:
             raise CheckpointError(f"ranks gave different values of {what}: {values[0]} on rank 0, {value} on {rank}")
 
 
-def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, user_content: Any) -> None:
+def _collect(
+    part: Part, runtime: Runtime, model: DistributedModel, optimizer: DistributedOptimizer | None, user_content: Any
+) -> None:
     """Find what this rank holds of everything."""
     if model.placement.replicas.is_accumulating:
         raise ShardwrightError(
@@ -211,7 +222,6 @@ def _collect(part: Part, runtime: Runtime, model: DistributedModel, given: Any, 
         about["plain"] = side.plain
         tell_left_out(_OPERATION, side.left_out)
         tell_plain(_OPERATION, side.plain)
-    optimizer = optimizer_of(runtime, model, given)
     if optimizer is not None:
         state = OptimizerState(runtime, optimizer, tensors)
         found, values = state.save(encoder)

@@ -21,6 +21,7 @@ from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
 from shardwright.optimizer.awaited_state import AwaitedState, loads_state
 from shardwright.optimizer.become import become
+from shardwright.optimizer.edits import EditedGroups
 from shardwright.optimizer.half_precision import HalfPrecision
 from shardwright.optimizer.held import HeldGroups
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, numbers_of, to_global, to_local
@@ -53,7 +54,7 @@ class _Wrapping(type):
         return super().__call__(*args, **kwargs)
 
 
-class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=_Wrapping):
+class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, EditedGroups, metaclass=_Wrapping):
     """Makes an optimizer work on a partitioned model.
 
     ``smp.DistributedOptimizer(optimizer)`` returns the same object: it remains an instance of its class, and its
@@ -81,7 +82,6 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=
         ConfigError: An argument is not allowed.
     """
 
-    _layout: list[GroupLayout] | None = None
     _share: Share | None = None
 
     @property
@@ -114,9 +114,6 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=
     def take_over_shards(self, *, is_new: bool = False) -> None:
         """Put sharded parameters in the places of those that they were made of."""
         self._layout = take_over(current_runtime(), self, self._layout, is_new=is_new)
-
-    def _groups(self) -> list[GroupLayout]:
-        return [GroupLayout.of(group) for group in self.param_groups] if self._layout is None else self._layout
 
     def _is_settled(self, dividing: DistributedModel | None) -> bool:
         """Whether all models that this optimizer trains are partitioned, or are being partitioned."""
@@ -235,6 +232,7 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=
 
     def _part(self) -> dict[str, Any]:
         """Return this rank's part of the state, numbered as in the whole model."""
+        self.check_known("an optimizer's local_state_dict")
         layout, share, runtime = self._groups(), self._own_share(), find_runtime()
         if share is None or runtime is None:
             return {**with_whole_state(runtime, to_global(self.orig_state_dict(), layout), layout), PARTIAL_KEY: True}
@@ -256,6 +254,7 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=
         self._refuse_sharded("state_dict()")
         if (pending := self._pending_state_dict()) is not None:
             return pending
+        self.agree_on_groups(_WHOLE)
         part = self._part()
         if is_share(part):
             return merged_shares(gather_over(WORLD, copied(part), _WHOLE), *_tp_place())
@@ -279,6 +278,7 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, metaclass=
         whole = self._merged(state_dict)
         if not self.has_masters:
             whole = without_half_precision(whole)
+        self.check_known("an optimizer's load_state_dict")
         to_local(whole, self._groups())  # raises if it does not fit
         if self._divides() and not (self._layout is not None and self._is_settled(None)):
             self._wait_for_state_dict(whole)
