@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, Phase, PipelineRank};
-use shardwright_schedule::{ActionKind, Schedule};
+use shardwright_schedule::{ActionKind, Complete, Schedule};
 
 use crate::costs::{Latency, StageCosts, StepCosts};
 use crate::error::SimulationError;
@@ -51,12 +51,9 @@ fn simulate_evenly(
     let millisecond = Duration::from_millis(1);
     let stage = StageCosts::split(millisecond, millisecond, millisecond);
     if let Schedule::Program(program) = schedule {
-        let stages = program
-            .ranks()
-            .iter()
-            .flatten()
-            .map(|action| action.stage.0 as usize + 1);
-        let costs = StepCosts::Same(vec![stage; stages.max().unwrap_or(0)]);
+        // Complete first: a stage of any number may stand in a file.
+        let num_stages = Complete::new(program)?.num_stages();
+        let costs = StepCosts::Same(vec![stage; num_stages]);
         simulate_program(program, &costs, &Latency::NONE)
     } else {
         let chain = Chain {

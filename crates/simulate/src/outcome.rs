@@ -118,22 +118,30 @@ impl SimulatedStep {
 
     /// Which part of all ranks' time nobody uses, from 0 to 1.
     pub fn bubble(&self) -> f64 {
-        let idle: Duration = self.ranks.iter().map(|rank| rank.idle).sum();
-        fraction(idle, self.makespan * self.ranks.len() as u32)
+        let idle = self.ranks.iter().map(|rank| rank.idle.as_nanos()).sum();
+        fraction(idle, self.makespan.as_nanos() * self.ranks.len() as u128)
     }
 }
 
 impl RankUse {
     /// Which part of the rank's time is idle, from 0 to 1.
     pub fn bubble(&self) -> f64 {
-        fraction(self.idle, self.busy + self.idle)
+        fraction(
+            self.idle.as_nanos(),
+            self.busy.as_nanos() + self.idle.as_nanos(),
+        )
     }
 }
 
-fn fraction(part: Duration, whole: Duration) -> f64 {
-    if whole.is_zero() {
+/// Of nanoseconds: those of all ranks together may be more than a duration holds.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a share needs no more than 53 bits"
+)]
+fn fraction(part: u128, whole: u128) -> f64 {
+    if whole == 0 {
         0.0
     } else {
-        part.div_duration_f64(whole)
+        part as f64 / whole as f64
     }
 }

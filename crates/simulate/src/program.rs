@@ -25,11 +25,12 @@ pub fn simulate_program(
     let walked = complete.walk(|rank, action| {
         let arrivals = complete.needs(action).map(|needed| {
             let from = complete.rank(needed.stage);
-            ends[complete.place(needed)] + latency.between(from, rank)
+            ends[complete.place(needed)].saturating_add(latency.between(from, rank))
         });
         let free_from = &mut free_from[rank.0 as usize];
         let start = arrivals.max().unwrap_or_default().max(*free_from);
-        let end = start + costs.get(action.stage, action.microbatch).of(action.kind);
+        let cost = costs.get(action.stage, action.microbatch).of(action.kind);
+        let end = start.saturating_add(cost);
         *free_from = end;
         ends[complete.place(action)] = end;
         tasks.push(TaskSpan {

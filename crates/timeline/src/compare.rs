@@ -195,7 +195,7 @@ fn work(timeline: &Timeline) -> BTreeMap<(String, Activity), Work> {
                 record.peer,
                 record.request,
             ));
-            work.time_ns += record.length_ns();
+            work.time_ns = work.time_ns.saturating_add(record.length_ns());
         }
     }
     by_module

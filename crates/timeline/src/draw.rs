@@ -134,7 +134,7 @@ impl Canvas {
             let leading = gap / 10_u64.pow(gap.ilog10());
             gap = if leading == 2 { gap / 2 * 5 } else { gap * 2 };
         }
-        let mut ns = 0;
+        let mut ns: u64 = 0;
         while ns <= length {
             let x = self.x(self.interval.start_ns + ns);
             self.rectangle(x, TOP - 8.0, 1.0, height - TOP - BOTTOM + 8.0, "#edf0f3");
@@ -144,7 +144,10 @@ impl Canvas {
                 "middle",
                 &format!("{} ms", precise(ns) / 1e6),
             );
-            ns += gap;
+            let Some(next) = ns.checked_add(gap) else {
+                break;
+            };
+            ns = next;
         }
     }
 

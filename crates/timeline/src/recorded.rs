@@ -115,16 +115,27 @@ impl Timeline {
         }
         let placed = ranks.iter().map(|(rank, tasks)| place(*rank, tasks));
         let placed: Vec<Vec<Placed>> = placed.collect::<Result<_, _>>()?;
-        let stages = stages(&placed);
-        let program = placed.iter().enumerate().map(|(rank, tasks)| {
-            let actions = tasks.iter().map(|task| Action {
-                stage: stages[&(rank, task.slot)],
-                kind: task.kind,
-                microbatch: MicrobatchId(task.microbatch),
+        let (first, stages) = stages(&placed);
+        let program = placed.iter().enumerate().map(|(place, tasks)| {
+            let actions = tasks.iter().map(|task| {
+                let stage = stages.get(&(place, task.slot)).copied();
+                // Other ranks began with a microbatch that this one has not run.
+                let missing = || RecordedError::Uneven {
+                    rank: ranks[place].0,
+                    microbatch: first,
+                    found: 0,
+                    first: task.microbatch,
+                    expected: task.slot + 1,
+                };
+                Ok::<_, RecordedError>(Action {
+                    stage: stage.ok_or_else(missing)?,
+                    kind: task.kind,
+                    microbatch: MicrobatchId(task.microbatch),
+                })
             });
             actions.collect()
         });
-        let program = Program::new(program.collect());
+        let program = Program::new(program.collect::<Result<_, _>>()?);
         program.validate()?;
         Ok(program)
     }
@@ -250,8 +261,9 @@ fn place(rank: u32, tasks: &[Task<'_>]) -> Result<Vec<Placed>, RecordedError> {
     Ok(placed)
 }
 
-/// By rank and its own count of stages the stages of the pipeline: in the order of the first microbatch's forwards.
-fn stages(placed: &[Vec<Placed>]) -> BTreeMap<(usize, usize), StageId> {
+/// The first microbatch; and by rank and its own count of stages the stages of the pipeline: in the order of that
+/// microbatch's forwards.
+fn stages(placed: &[Vec<Placed>]) -> (u32, BTreeMap<(usize, usize), StageId>) {
     let all = placed.iter().flatten().map(|task| task.microbatch);
     let first = all.min().unwrap_or_default();
     let mut order: Vec<_> = Vec::new();
@@ -263,7 +275,8 @@ fn stages(placed: &[Vec<Placed>]) -> BTreeMap<(usize, usize), StageId> {
     }
     order.sort_unstable();
     let order = order.into_iter().enumerate();
-    order
+    let stages = order
         .map(|(stage, (_, _, rank, slot))| ((rank, slot), StageId(stage as u32)))
-        .collect()
+        .collect();
+    (first, stages)
 }

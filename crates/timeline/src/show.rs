@@ -48,9 +48,15 @@ impl Timeline {
         };
         let length = (interval.end_ns - interval.start_ns).max(1);
         let width = width.max(1);
-        let edge = |column: usize| interval.start_ns + length * column as u64 / width as u64;
-        let column_of =
-            |ns: u64| ((ns - interval.start_ns) * width as u64 / length).min(width as u64 - 1);
+        let edge = |column: usize| {
+            interval
+                .start_ns
+                .saturating_add(scaled(length, column, width))
+        };
+        let column_of = |ns: u64| {
+            let column = u128::from(ns - interval.start_ns) * width as u128 / u128::from(length);
+            (column as usize).min(width - 1)
+        };
         let mut text = format!(
             "step {step}: {} ms, a column is {} ms; F forward, B backward, W weight, o other, . idle; microbatches \
              below\n",
@@ -77,7 +83,7 @@ impl Timeline {
             let mut numbers = vec![' '; width];
             let (mut free, mut newest) = (0, None);
             for task in &tasks {
-                let begun = column_of(task.start_ns) as usize;
+                let begun = column_of(task.start_ns);
                 let shown = task.microbatch.map(|number| (number, task.activity()));
                 if let Some((number, _)) = shown
                     && begun >= free
@@ -122,6 +128,11 @@ fn row(step: &str, rank: &str, sums: Sums) -> Vec<String> {
     ]
 }
 
+/// So many parts of `width` of a length, which may need all of 64 bits.
+fn scaled(length: u64, parts: usize, width: usize) -> u64 {
+    (u128::from(length) * parts as u128 / width as u128) as u64
+}
+
 /// What took the longest part of an interval; a rank that was busy for a part as long as it was idle counts as busy.
 fn letter(tasks: &[&crate::record::Record], from: u64, to: u64) -> char {
     let shown = [
@@ -134,16 +145,17 @@ fn letter(tasks: &[&crate::record::Record], from: u64, to: u64) -> char {
         let within = tasks.iter().filter(|task| task.activity() == activity);
         within
             .map(|task| task.end_ns.min(to).saturating_sub(task.start_ns.max(from)))
-            .sum()
+            .fold(0, u64::saturating_add)
     };
     let busy: Vec<_> = shown
         .iter()
         .map(|(activity, letter)| (spent(*activity), *letter))
         .collect();
-    let total: u64 = busy.iter().map(|(spent, _)| spent).sum();
+    let total = busy.iter().map(|(spent, _)| *spent);
+    let total = total.fold(0, u64::saturating_add);
     let most = busy.into_iter().rev().max_by_key(|(spent, _)| *spent);
     match most {
-        Some((spent, letter)) if spent > 0 && 2 * total >= to - from => letter,
+        Some((spent, letter)) if spent > 0 && total.saturating_mul(2) >= to - from => letter,
         _ => '.',
     }
 }

@@ -1,4 +1,5 @@
-//! What records add up to. Every figure about a timeline comes from here.
+//! What records add up to. Every figure about a timeline comes from here. Records come from files too: sums end at what 64
+//! bits hold.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -38,7 +39,7 @@ pub struct Sums {
 impl Sums {
     /// Time in which a task ran.
     pub fn busy_ns(&self) -> u64 {
-        self.step_ns - self.idle_ns
+        self.step_ns.saturating_sub(self.idle_ns)
     }
 
     /// The part of the steps in which no task ran.
@@ -66,17 +67,17 @@ fn share(part: u64, whole: u64) -> f64 {
 
 impl AddAssign for Sums {
     fn add_assign(&mut self, other: Self) {
-        self.forward_ns += other.forward_ns;
-        self.backward_ns += other.backward_ns;
-        self.weight_ns += other.weight_ns;
-        self.other_ns += other.other_ns;
-        self.recompute_ns += other.recompute_ns;
-        self.idle_ns += other.idle_ns;
-        self.step_ns += other.step_ns;
-        self.sent_bytes += other.sent_bytes;
-        self.received_bytes += other.received_bytes;
-        self.offloaded_bytes += other.offloaded_bytes;
-        self.loaded_bytes += other.loaded_bytes;
+        self.forward_ns = self.forward_ns.saturating_add(other.forward_ns);
+        self.backward_ns = self.backward_ns.saturating_add(other.backward_ns);
+        self.weight_ns = self.weight_ns.saturating_add(other.weight_ns);
+        self.other_ns = self.other_ns.saturating_add(other.other_ns);
+        self.recompute_ns = self.recompute_ns.saturating_add(other.recompute_ns);
+        self.idle_ns = self.idle_ns.saturating_add(other.idle_ns);
+        self.step_ns = self.step_ns.saturating_add(other.step_ns);
+        self.sent_bytes = self.sent_bytes.saturating_add(other.sent_bytes);
+        self.received_bytes = self.received_bytes.saturating_add(other.received_bytes);
+        self.offloaded_bytes = self.offloaded_bytes.saturating_add(other.offloaded_bytes);
+        self.loaded_bytes = self.loaded_bytes.saturating_add(other.loaded_bytes);
     }
 }
 
@@ -141,29 +142,36 @@ fn sums_of(interval: Interval, records: &[&Record]) -> Sums {
         step_ns: interval.end_ns - interval.start_ns,
         ..Sums::default()
     };
-    let (mut busy, mut reached) = (0, interval.start_ns);
+    let (mut busy, mut reached) = (0_u64, interval.start_ns);
     for record in records {
         let activity = record.activity();
-        match activity {
-            Activity::Forward => sums.forward_ns += record.length_ns(),
-            Activity::Backward => sums.backward_ns += record.length_ns(),
-            Activity::Weight => sums.weight_ns += record.length_ns(),
-            Activity::Other => sums.other_ns += record.length_ns(),
-            Activity::Recompute => sums.recompute_ns += record.length_ns(),
-            Activity::Wait | Activity::Transfer | Activity::Offload => {}
+        let time = match activity {
+            Activity::Forward => Some(&mut sums.forward_ns),
+            Activity::Backward => Some(&mut sums.backward_ns),
+            Activity::Weight => Some(&mut sums.weight_ns),
+            Activity::Other => Some(&mut sums.other_ns),
+            Activity::Recompute => Some(&mut sums.recompute_ns),
+            Activity::Wait | Activity::Transfer | Activity::Offload => None,
+        };
+        if let Some(time) = time {
+            *time = time.saturating_add(record.length_ns());
         }
         if activity.is_busy() {
-            busy += record.end_ns.saturating_sub(record.start_ns.max(reached));
+            let more = record.end_ns.saturating_sub(record.start_ns.max(reached));
+            busy = busy.saturating_add(more);
             reached = reached.max(record.end_ns);
         }
-        match record.kind {
-            RecordKind::Send => sums.sent_bytes += record.bytes,
-            RecordKind::Receive => sums.received_bytes += record.bytes,
-            RecordKind::Offload => sums.offloaded_bytes += record.bytes,
-            RecordKind::Load => sums.loaded_bytes += record.bytes,
-            _ => {}
+        let bytes = match record.kind {
+            RecordKind::Send => Some(&mut sums.sent_bytes),
+            RecordKind::Receive => Some(&mut sums.received_bytes),
+            RecordKind::Offload => Some(&mut sums.offloaded_bytes),
+            RecordKind::Load => Some(&mut sums.loaded_bytes),
+            _ => None,
+        };
+        if let Some(bytes) = bytes {
+            *bytes = bytes.saturating_add(record.bytes);
         }
     }
-    sums.idle_ns = sums.step_ns - busy;
+    sums.idle_ns = sums.step_ns.saturating_sub(busy);
     sums
 }

@@ -39,6 +39,14 @@ pub enum TraceError {
         /// The newest format known here.
         known: u64,
     },
+    /// An event of a trace whose record cannot be read.
+    #[error("traceEvents[{place}] is no record: {problem}")]
+    Event {
+        /// Which event, counted from 0.
+        place: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A step that was not recorded.
     #[error("step {step} is not in this trace; it has {has}")]
     NoStep {
@@ -57,8 +65,12 @@ pub(crate) struct Interval {
 }
 
 impl Timeline {
-    /// A timeline of these records, of which so many more were lost.
+    /// A timeline of these records, of which so many more were lost. None ends before it begins: one that does is as long
+    /// as a moment.
     pub fn new(mut records: Vec<Record>, lost: u64) -> Self {
+        for record in &mut records {
+            record.end_ns = record.end_ns.max(record.start_ns);
+        }
         records.sort_by_key(|record| (record.start_ns, record.end_ns, record.rank));
         Self { records, lost }
     }
@@ -66,14 +78,14 @@ impl Timeline {
     /// One timeline of the ranks' parts: messages last until they arrive, and steps of which a rank has lost records
     /// are left out.
     pub fn join(parts: impl IntoIterator<Item = Self>) -> Self {
-        let (mut records, mut lost, mut first_whole) = (Vec::new(), 0, 0);
+        let (mut records, mut lost, mut first_whole) = (Vec::new(), 0_u64, 0);
         for part in parts {
             if let Some(oldest) = part.records.iter().map(|record| record.step).min()
                 && part.lost > 0
             {
-                first_whole = first_whole.max(oldest + 1);
+                first_whole = first_whole.max(oldest.saturating_add(1));
             }
-            lost += part.lost;
+            lost = lost.saturating_add(part.lost);
             records.extend(part.records);
         }
         records.retain(|record: &Record| record.step >= first_whole);

@@ -107,9 +107,10 @@ impl Timeline {
         }
         let head: Head = serde_json::from_value(file.other_data)?;
         let mut records = Vec::new();
-        for event in file.trace_events {
+        for (place, event) in file.trace_events.into_iter().enumerate() {
             if event["ph"] == "X" {
-                records.push(record_of(serde_json::from_value(event)?, head.origin_ns)?);
+                let record = record_of(event, head.origin_ns);
+                records.push(record.map_err(|problem| TraceError::Event { place, problem })?);
             }
         }
         Ok(Self::new(records, head.records_lost))
@@ -172,12 +173,21 @@ fn slice(record: &Record, thread: u64, origin_ns: u64) -> Value {
     serde_json::to_value(event).expect("events are JSON")
 }
 
-fn record_of(mut event: Event, origin_ns: u64) -> Result<Record, serde_json::Error> {
-    let start_ns = origin_ns + nanoseconds(event.ts);
-    event.args["rank"] = json!(event.pid);
-    event.args["start_ns"] = json!(start_ns);
-    event.args["end_ns"] = json!(start_ns + nanoseconds(event.dur));
-    serde_json::from_value(event.args)
+/// The record of an event, or what is wrong with it.
+fn record_of(event: Value, origin_ns: u64) -> Result<Record, String> {
+    let event: Event = serde_json::from_value(event).map_err(|error| error.to_string())?;
+    let (ts, dur) = (event.ts, event.dur);
+    let beyond = || format!("its ts {ts:e} and dur {dur:e} are beyond 64 bits of nanoseconds");
+    let start_ns = origin_ns.checked_add(nanoseconds(ts));
+    let start_ns = start_ns.ok_or_else(beyond)?;
+    let end_ns = start_ns.checked_add(nanoseconds(dur)).ok_or_else(beyond)?;
+    let Value::Object(mut args) = event.args else {
+        return Err("its args are no object".to_owned());
+    };
+    args.insert("rank".to_owned(), json!(event.pid));
+    args.insert("start_ns".to_owned(), json!(start_ns));
+    args.insert("end_ns".to_owned(), json!(end_ns));
+    serde_json::from_value(Value::Object(args)).map_err(|error| error.to_string())
 }
 
 #[expect(

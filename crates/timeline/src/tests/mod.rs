@@ -1,6 +1,7 @@
 //! Timelines: their figures, their pictures, their files.
 
 mod files;
+mod foreign;
 mod laws;
 mod pictures;
 mod recorded;
