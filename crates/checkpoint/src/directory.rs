@@ -12,8 +12,8 @@ use crate::names::{FOLDER_SUFFIX, MANIFEST, NEWEST, REMOVING, WRITING, check_tag
 
 /// How many bytes `newest` has at most: two lines.
 const NEWEST_BYTES: u64 = 1 << 10;
-/// How many bytes a manifest has at most; a checkpoint of 10 TB has 200 MB.
-const MANIFEST_BYTES: u64 = 1 << 30;
+/// How many bytes a manifest has at most, where it is written and where it is read; that of 10 TB has 200 MB.
+const MANIFEST_BYTES: u64 = 256 << 20;
 
 /// A directory of checkpoints: a folder for each, and the file `newest` with the tag of the one that was completed last. It is
 /// on a disk, or in an object store.
@@ -45,11 +45,11 @@ pub enum EntryState {
 
 impl Directory {
     /// The directory at this path, which need not exist yet; or at the address `s3://BUCKET/PREFIX`, which is looked at when
-    /// something is asked of it first.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
+    /// something is asked of it first. Addresses of other kinds, and an empty path, are refused.
+    pub fn new(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
-        let files = Files::of(&path);
-        Self { path, files }
+        let files = Files::of(&path)?;
+        Ok(Self { path, files })
     }
 
     /// Refuses a directory that cannot be used: of an object store whether it answers, has the bucket, and accepts who asks.
@@ -318,6 +318,18 @@ pub(crate) fn read_manifest(files: &Files, path: &Path) -> Result<Manifest, Chec
     })
 }
 
+/// Refuses to write what would not be read.
+pub(crate) fn check_manifest_size(manifest: &Path, bytes: u64) -> Result<(), CheckpointError> {
+    if bytes > MANIFEST_BYTES {
+        return Err(CheckpointError::LargeManifest {
+            path: manifest.to_owned(),
+            bytes,
+            allowed: MANIFEST_BYTES,
+        });
+    }
+    Ok(())
+}
+
 /// The names in a folder, in order; those that are no text are shown with replacements.
 pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let entries = fs::read_dir(folder).map_err(cannot("list", folder))?;
@@ -339,5 +351,24 @@ pub(crate) fn remove_folder(folder: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(cannot("remove", folder)(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{MANIFEST_BYTES, check_manifest_size};
+
+    #[test]
+    fn a_manifest_that_could_not_be_read_is_not_written() {
+        let path = Path::new("c/t_partial/manifest.json");
+        assert!(check_manifest_size(path, MANIFEST_BYTES).is_ok());
+        let error = check_manifest_size(path, MANIFEST_BYTES + 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "c/t_partial/manifest.json would have 268435457 bytes, and 268435456 are allowed: keep large user content in \
+             tensors, or in a file of its own"
+        );
     }
 }

@@ -38,6 +38,52 @@ pub enum CheckpointError {
         /// What is wrong with it.
         source: NameError,
     },
+    /// A path that is neither a folder nor an address in a store.
+    #[error("{path:?} is not taken as a folder: {problem}")]
+    NoPlace {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it, and what is allowed.
+        problem: &'static str,
+    },
+    /// More than is read again.
+    #[error(
+        "{} would have {bytes} bytes, and {allowed} are allowed: keep large user content in tensors, or in a file of its own",
+        path.display()
+    )]
+    LargeManifest {
+        /// The manifest.
+        path: PathBuf,
+        /// How many bytes it would have.
+        bytes: u64,
+        /// How many are allowed.
+        allowed: u64,
+    },
+    /// A manifest may have been written, or not.
+    #[error(
+        "{source}; whether the store has it all the same is not known, so that what this save wrote in {} stays: the next save \
+         of this tag removes it",
+        folder.display()
+    )]
+    Unsure {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// What failed.
+        source: Box<CheckpointError>,
+    },
+    /// What a failed save has written could not be removed.
+    #[error(
+        "{source}; what this save wrote in {} stays, and the next save of this tag removes it: {left}",
+        folder.display()
+    )]
+    Left {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// Why the save failed.
+        source: Box<CheckpointError>,
+        /// Why it stays.
+        left: Box<CheckpointError>,
+    },
     /// Another job saves into the directory.
     #[error(
         "another job has been saving into {} for {seconds} s; give each job a directory of its own, and end those that still \
@@ -281,6 +327,14 @@ impl CheckpointError {
         use io::ErrorKind::{NotFound, StaleNetworkFileHandle};
         let gone = [NotFound, StaleNetworkFileHandle];
         matches!(self, Self::Io { source, .. } if gone.contains(&source.kind()))
+    }
+
+    /// Whether a store was asked and has not answered, so that what was asked may still be done.
+    pub(crate) fn is_without_answer(&self) -> bool {
+        let Self::Store { source, .. } = self else {
+            return false;
+        };
+        matches!(**source, StoreError::Deadline(_) | StoreError::NoThread)
     }
 
     /// Whether it is of a checkpoint that went meanwhile: who looks again may find another.

@@ -72,17 +72,22 @@ pub fn export_full(
     let tensors = model_tensors(checkpoint)?;
     let place = Place::new(out, options.replace)?;
     remove_folder(&place.beside)?; // what an ended run left
-    disk::make_folder(&place.beside).map_err(cannot("create", &place.beside))?;
-    let exported = write(
-        checkpoint,
-        &tensors,
-        &place.beside,
-        options.max_shard_bytes,
-        progress,
-    )
-    .and_then(|exported| place.give_name().map(|()| exported));
+    let new = disk::missing(&place.parent);
+    let made = disk::make_folder(&place.beside).map_err(cannot("create", &place.beside));
+    let exported = made
+        .and_then(|()| {
+            write(
+                checkpoint,
+                &tensors,
+                &place.beside,
+                options.max_shard_bytes,
+                progress,
+            )
+        })
+        .and_then(|exported| place.give_name().map(|()| exported));
     if exported.is_err() {
         remove_folder(&place.beside).ok(); // the error that is told is the one that came first
+        disk::remove_empty(&new);
     }
     exported
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::assemble::Description;
 use crate::directory::Directory;
 use crate::error::{CheckpointError, cannot};
-use crate::files::disk;
+use crate::files::{check_place, disk};
 use crate::foreign::{
     ForeignError, ForeignTensor, MAX_HEADER_BYTES, data_bytes, read_header, read_index,
 };
@@ -49,6 +49,7 @@ impl ForeignModel {
     ///
     /// There are no such files, or what one says of itself cannot be true.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        check_place(folder)?;
         let (names, index) = file_names(folder)?;
         let (mut files, mut tensors) = (Vec::new(), Vec::new());
         for (number, name) in names.iter().enumerate() {

@@ -11,7 +11,7 @@
 //! };
 //!
 //! # let place = std::env::temp_dir().join(format!("shardwright-doc-{}", std::process::id()));
-//! let directory = Directory::new(&place);
+//! let directory = Directory::new(&place)?;
 //! let half = |offset: u64, bytes: &'static [u8]| PieceView {
 //!     name: "weight",
 //!     dtype: Dtype::U8,

@@ -68,7 +68,7 @@ impl Checkpoint {
 
     /// What [`locate`](Self::locate) opens, and its files that are missing, too many or of other sizes.
     pub fn inspect(path: &Path, tag: Option<&str>) -> Result<(Self, Vec<Damage>), CheckpointError> {
-        let directory = Directory::new(path);
+        let directory = Directory::new(path)?;
         look_again(tag.is_none(), || {
             Self::look(&directory, directory.locate(tag)?)
         })

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::assemble::Description;
 use crate::directory::{Directory, checked_tag};
 use crate::error::CheckpointError;
+use crate::files::disk;
 use crate::manifest::{Manifest, Tensor};
 use crate::part::{PartReport, PieceSpec};
 use crate::read::{Checkpoint, Touched};
@@ -104,6 +105,11 @@ impl Target<'_> {
             return Err(CheckpointError::Busy { path, seconds: 0.0 });
         };
         abandon(self.directory, self.tag)?; // what an ended run left
+        let new = if self.directory.is_in_store() {
+            Vec::new()
+        } else {
+            disk::missing(self.directory.path())
+        };
         let written = self
             .write_parts(tensors, source, progress)
             .and_then(|parts| commit(self.directory, self.tag, description, parts, None));
@@ -111,6 +117,7 @@ impl Target<'_> {
             Ok(committed) => Ok(committed.manifest),
             Err(error) => {
                 abandon(self.directory, self.tag).ok(); // the error that is told is the one that came first
+                disk::remove_empty(&new);
                 Err(error)
             }
         }

@@ -13,7 +13,9 @@ use std::thread;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::assemble::{Description, assemble};
-use crate::directory::{Directory, EntryState, checked_tag, names_in, remove_folder, sync_folder};
+use crate::directory::{
+    Directory, EntryState, check_manifest_size, checked_tag, names_in, remove_folder, sync_folder,
+};
 use crate::eager::{EagerFile, write_file, write_slices};
 use crate::error::{CheckpointError, cannot};
 use crate::files::{Files, Store, disk, is_of_a_save};
@@ -190,8 +192,32 @@ pub struct Committed {
 /// # Errors
 ///
 /// The parts do not make a checkpoint, or the file system or the store refuses. The checkpoints from before are then as they were, and
-/// if the new one has got its name, it is complete.
+/// if the new one has got its name, it is complete. In a store, what was written goes, or the error says that it stays.
 pub fn commit(
+    directory: &Directory,
+    tag: &str,
+    description: Description,
+    parts: Vec<PartReport>,
+    keep: Option<NonZeroU32>,
+) -> Result<Committed, CheckpointError> {
+    let error = match try_commit(directory, tag, description, parts, keep) {
+        Ok(committed) => return Ok(committed),
+        Err(error) => error,
+    };
+    if !directory.is_in_store() {
+        return Err(error); // whoever writes gives up its folder
+    }
+    Err(match abandon(directory, tag) {
+        Ok(()) => error,
+        Err(left) => CheckpointError::Left {
+            folder: directory.folder(tag),
+            source: Box::new(error),
+            left: Box::new(left),
+        },
+    })
+}
+
+fn try_commit(
     directory: &Directory,
     tag: &str,
     description: Description,
@@ -209,6 +235,7 @@ pub fn commit(
     let manifest = assemble(tag, sequence, description, parts)?;
     let path = writing.join(MANIFEST);
     let bytes = manifest.to_bytes();
+    check_manifest_size(&path, bytes.len() as u64)?;
     // What the parser would refuse later, such as values nested too deeply, is refused now.
     Manifest::from_bytes(&bytes).map_err(|source| CheckpointError::Manifest {
         path: path.clone(),
@@ -220,7 +247,7 @@ pub fn commit(
             sync_folder(&writing)?;
             give_name(directory, tag)?;
         }
-        Files::Store(store) => store.write_manifest(&path, bytes)?,
+        Files::Store(store) => store.write_manifest(&path, &bytes)?,
     }
     directory.set_newest(tag)?;
     match directory.files() {

@@ -9,6 +9,7 @@ mod loss_scale;
 mod path;
 mod phase;
 mod seed;
+mod text;
 pub mod topology;
 pub mod twister;
 
@@ -23,4 +24,5 @@ pub use loss_scale::{DynamicLossScale, LossScaleError, LossScaleSettings};
 pub use path::CallPath;
 pub use phase::Phase;
 pub use seed::derive_seed;
+pub use text::{bounded, one_line, one_line_to};
 pub use topology::{Coordinates, Group, Placement, Topology, TopologyError};

@@ -49,7 +49,7 @@ impl CheckpointWriter {
     fn new(path: PathBuf, tag: String) -> PyResult<Self> {
         checked_tag(&tag).map_err(|error| checkpoint_error(&error))?;
         Ok(Self {
-            directory: Directory::new(path),
+            directory: Directory::new(path).map_err(|error| checkpoint_error(&error))?,
             tag,
             lock: Mutex::default(),
         })
@@ -285,19 +285,21 @@ impl CheckpointReader {
 /// file that says so was changed.
 #[pyfunction]
 pub(crate) fn newest_checkpoint(py: Python<'_>, path: PathBuf) -> PyResult<Option<String>> {
-    py.detach(|| Directory::new(path).newest())
+    py.detach(|| Directory::new(path)?.newest())
         .map_err(|error| checkpoint_error(&error))
 }
 
 /// Make a checkpoint of a directory the newest.
 #[pyfunction]
 pub(crate) fn set_newest_checkpoint(py: Python<'_>, path: PathBuf, tag: &str) -> PyResult<()> {
-    py.detach(|| Directory::new(path).set_newest(tag))
+    py.detach(|| Directory::new(path)?.set_newest(tag))
         .map_err(|error| checkpoint_error(&error))
 }
 
-/// Whether a path is an address in an object store, such as `s3://BUCKET/PREFIX`.
+/// Whether a path is an address in an object store, such as `s3://BUCKET/PREFIX`. Raises `ShardwrightError` for addresses of
+/// other kinds, and for an empty path.
 #[pyfunction]
-pub(crate) fn is_in_store(path: PathBuf) -> bool {
-    Directory::new(path).is_in_store()
+pub(crate) fn is_in_store(path: PathBuf) -> PyResult<bool> {
+    let directory = Directory::new(path).map_err(|error| checkpoint_error(&error))?;
+    Ok(directory.is_in_store())
 }

@@ -31,9 +31,13 @@ def check_on_disk(operation: str, path: str | os.PathLike[str]) -> None:
     """Refuse an address in a store for what is not a checkpoint in parts.
 
     Raises:
-        CheckpointError: It is one.
+        CheckpointError: It is one, or it is an address of another kind, or empty.
     """
-    if is_in_store(path):
+    try:
+        is_of_store = is_in_store(path)
+    except ShardwrightError as error:
+        raise CheckpointError(f"{operation}: {error}") from None
+    if is_of_store:
         raise CheckpointError(
             f"{operation}: {os.fspath(path)!r} is in an object store, where only checkpoints in parts are; this one is "
             "on a disk. `shardwright checkpoint reshard` copies checkpoints in parts between disks and stores, and "

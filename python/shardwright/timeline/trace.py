@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from shardwright import _core
-from shardwright.errors import ShardwrightError
+from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime, current_runtime
 
@@ -93,8 +93,11 @@ def trace(folder: str | Path | None = None, *, steps: Collection[int] | None = N
         The recorder; after the block, its ``timeline`` contains all records on rank 0.
 
     Raises:
+        ConfigError: The folder is an address of an object store, or empty.
         ShardwrightError: Another trace is active, or this was called in a step function.
     """
+    if folder is not None and _core.is_in_store(folder):
+        raise ConfigError(f"smp.trace: folder is {str(folder)!r}; allowed: a folder on a disk, or None")
     runtime = current_runtime()
     if runtime.step.running:
         raise ShardwrightError("smp.trace was called in a step function; put it around the call of the step function")

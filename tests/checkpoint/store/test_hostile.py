@@ -150,3 +150,76 @@ def test_a_list_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(ShardwrightError, match="its answer has more than 16777216 bytes"):
             CheckpointWriter("s3://b/x", "t").check()
     assert counted[0] < 64 * MB
+
+
+def page(token: str, prefixes: int, number: int) -> bytes:
+    """A page of a list, of which there are more."""
+    names = b"".join(
+        b"<CommonPrefixes><Prefix>x/c%d-%d_partial/</Prefix></CommonPrefixes>" % (number, one)
+        for one in range(prefixes)
+    )
+    return (
+        b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken>"
+        b"%s</ListBucketResult>"
+    ) % (token.encode(), names)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "is_same", "problem", "most"),
+    [
+        (0, True, "the same page again", 3),
+        (1000, True, "the same page again", 3),
+        (1000, False, "more than 100000", 120),
+    ],
+)
+def test_a_list_whose_pages_do_not_end_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, prefixes: int, is_same: bool, problem: str, most: int
+) -> None:
+    pages = [0]
+
+    def answers(handler: BaseHTTPRequestHandler) -> None:
+        pages[0] += 1
+        body = page("same" if is_same else str(pages[0]), prefixes, pages[0])
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    with server(answers) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store)
+        with pytest.raises(ShardwrightError, match=problem):
+            CheckpointWriter("s3://b/x", "t").check()
+    assert pages[0] <= most
+
+
+def test_a_manifest_without_end_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = [0]
+    objects = (
+        b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>x/t_partial/manifest.json</Key>"
+        b"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>e</ETag><Size>9</Size></Contents></ListBucketResult>"
+    )
+
+    def answers(handler: BaseHTTPRequestHandler) -> None:
+        if "list-type" in handler.path:
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(len(objects)))
+            handler.end_headers()
+            handler.wfile.write(objects)
+            return
+        handler.send_response(200)
+        handler.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        handler.send_header("ETag", '"e"')
+        handler.send_header("Content-Length", str(1 << 40))
+        handler.end_headers()
+        for _ in range(600):
+            try:
+                handler.wfile.write(b"A" * MB)
+            except OSError:
+                return
+            counted[0] += MB
+
+    with server(answers) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store)
+        with pytest.raises(ShardwrightError, match="more than the 268435456 bytes that are allowed"):
+            CheckpointReader("s3://b/x", "t")
+    assert counted[0] < 64 * MB

@@ -196,7 +196,7 @@ def test_a_manifest_that_may_have_been_written_keeps_its_parts(
     save(bucket.path, "t", a=before)
 
     def refuses(method: str, path: str) -> int | None:
-        return 400 if method == "PUT" and "manifest.json" in path else None
+        return 504 if method == "PUT" and "manifest.json" in path else None  # of a gateway, whatever is behind it
 
     given = noise(100)
     between = Between(server.port, refuses)
@@ -204,7 +204,7 @@ def test_a_manifest_that_may_have_been_written_keeps_its_parts(
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
         writer = CheckpointWriter(bucket.path, "t")
         report = writer.write_part("part-0.safetensors", [("model/a", given, [100], whole(given))])
-        with pytest.raises(ShardwrightError, match=r"cannot write .*manifest\.json"):
+        with pytest.raises(ShardwrightError, match=r"cannot write .*manifest\.json.* stays: the next save of this tag"):
             writer.commit(description(), [report])
         writer.abandon()
     finally:
@@ -218,6 +218,32 @@ def test_a_manifest_that_may_have_been_written_keeps_its_parts(
     writer.abandon()
     assert len(bucket.objects()) == 3
     assert torch.equal(read(bucket.path, "a", before), before)
+
+
+@pytest.mark.parametrize("refuses_removal", [False, True])
+def test_a_manifest_that_is_refused_leaves_nothing_or_is_told(
+    server: Server, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, refuses_removal: bool
+) -> None:
+    save(bucket.path, "before", a=noise(10))
+    there = bucket.objects()
+
+    def refuses(method: str, path: str) -> int | None:
+        is_removal = method == "DELETE" or "delete" in path
+        refused = (method == "PUT" and "t_partial/manifest.json" in path) or (is_removal and refuses_removal)
+        return 403 if refused else None
+
+    given = noise(100)
+    between = Between(server.port, refuses)
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+        writer = CheckpointWriter(bucket.path, "t")
+        report = writer.write_part("part-0.safetensors", [("model/a", given, [100], whole(given))])
+        with pytest.raises(ShardwrightError, match=r"cannot write .*manifest\.json") as raised:
+            writer.commit(description(), [report])
+    finally:
+        between.stop()
+    assert (bucket.objects() == there) == (not refuses_removal)
+    assert ("t_partial stays, and the next save of this tag removes it" in str(raised.value)) == refuses_removal
 
 
 def test_requests_that_fail_for_a_while_are_made_again(

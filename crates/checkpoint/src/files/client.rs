@@ -6,6 +6,8 @@
 
 use std::error::Error as StdError;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -25,13 +27,16 @@ const MOST_ERROR_BYTES: usize = 4 << 10;
 /// The most bytes of an answer that is no object, such as a page of a list: a thousand entries of some kilobytes.
 const MOST_ANSWER_BYTES: usize = 16 << 20;
 
+/// Answers of a gateway that tell nothing of the store behind it.
+const UNSURE: [u16; 2] = [502, 504];
+
 type Setter = fn(ClientBuilder, Duration) -> ClientBuilder;
 
 type Cause = Box<dyn StdError + Send + Sync>;
 
-/// Makes such clients.
+/// Makes such clients, which set this when a request to write has had no answer: it may be done yet.
 #[derive(Debug)]
-pub(super) struct Connector;
+pub(super) struct Connector(pub(super) Arc<AtomicBool>);
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
@@ -39,7 +44,10 @@ impl HttpConnector for Connector {
             store: "HTTP client",
             source,
         })?;
-        Ok(HttpClient::new(Guarded(client)))
+        Ok(HttpClient::new(Guarded {
+            client,
+            lost_answers: Arc::clone(&self.0),
+        }))
     }
 }
 
@@ -124,7 +132,10 @@ fn number<T: FromStr>(value: Option<String>) -> Result<Option<T>, Cause> {
 
 /// A client whose answers are bounded.
 #[derive(Debug)]
-struct Guarded(Client);
+struct Guarded {
+    client: Client,
+    lost_answers: Arc<AtomicBool>,
+}
 
 /// An answer that is not taken.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +156,16 @@ impl HttpService for Guarded {
                 .uri()
                 .query()
                 .is_some_and(|query| query.contains("list-type="));
-        let answer = self.0.call(request).await?;
+        let writes = request.method().as_str() == "PUT";
+        let answer = self.client.call(request).await;
+        let is_lost = match &answer {
+            Ok(answer) => UNSURE.contains(&answer.status().as_u16()),
+            Err(error) => error.kind() != HttpErrorKind::Connect,
+        };
+        if writes && is_lost {
+            self.lost_answers.store(true, Ordering::Relaxed);
+        }
+        let answer = answer?;
         let status = answer.status();
         if let (true, Some(to)) = (status.is_redirection(), answer.headers().get("location")) {
             let to: String = String::from_utf8_lossy(to.as_bytes())

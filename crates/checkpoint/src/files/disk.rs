@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -88,6 +88,20 @@ pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => check_folder(path),
         made => made,
+    }
+}
+
+/// The folders of a path that are not there, the innermost first.
+pub(crate) fn missing(path: &Path) -> Vec<PathBuf> {
+    let is_missing = |one: &&Path| !one.as_os_str().is_empty() && one.symlink_metadata().is_err();
+    let all = path.ancestors().take_while(is_missing);
+    all.map(Path::to_owned).collect()
+}
+
+/// Removes folders that something made which has failed; others may have put something in them, which stays.
+pub(crate) fn remove_empty(folders: &[PathBuf]) {
+    for folder in folders {
+        fs::remove_dir(folder).ok();
     }
 }
 

@@ -4,6 +4,10 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use shardwright_core::one_line_to;
+
+use super::store::{MOST_LISTED, MOST_LISTED_BYTES};
+
 /// Why an object store did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -22,6 +26,15 @@ pub enum StoreError {
     /// The object has more bytes than are read.
     #[error("it has more than the {0} bytes that are allowed")]
     Large(u64),
+    /// The folder has more in it than is looked at, or the list does not end.
+    #[error(
+        "its list has more than {MOST_LISTED} entries, or {MOST_LISTED_BYTES} bytes of names: give checkpoints a prefix of \
+         their own"
+    )]
+    LongList,
+    /// The list does not end.
+    #[error("its list has the same page again and again")]
+    SamePage,
     /// The thread that speaks to the store cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -63,10 +76,5 @@ fn told(error: &object_store::Error) -> String {
         }
         cause = error.source();
     }
-    let shown = |c: char| if c.is_control() { ' ' } else { c };
-    let mut line: String = text.chars().map(shown).take(MOST_CHARACTERS).collect();
-    if text.chars().nth(MOST_CHARACTERS).is_some() {
-        line.push_str("...");
-    }
-    line
+    one_line_to(&text, MOST_CHARACTERS)
 }

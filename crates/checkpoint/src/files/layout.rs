@@ -24,6 +24,36 @@ pub(crate) fn is_address(path: &Path) -> bool {
     path.to_str().is_some_and(|text| text.starts_with(JOINED))
 }
 
+/// Refuses what would be taken as a folder in silence: an address of another kind, and an empty path.
+pub(crate) fn check_place(path: &Path) -> Result<(), &'static str> {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    if bytes.is_empty() {
+        return Err(
+            "it is empty; allowed are a folder (the current one is \".\") and s3://BUCKET/PREFIX",
+        );
+    }
+    if !is_address(path) && has_scheme(bytes) {
+        return Err(
+            "it is an address of another kind; allowed are a folder (\"./\" before its path if that has a colon) and \
+             s3://BUCKET/PREFIX",
+        );
+    }
+    Ok(())
+}
+
+/// Whether a text begins as addresses do: `gs://`, or `gs:/` where a path type has joined the slashes.
+fn has_scheme(text: &[u8]) -> bool {
+    let Some(colon) = text.iter().position(|one| *one == b':') else {
+        return false;
+    };
+    let (scheme, rest) = text.split_at(colon);
+    let is_of_scheme = |one: &u8| one.is_ascii_alphanumeric() || b"+-.".contains(one);
+    scheme.len() > 1
+        && scheme[0].is_ascii_alphabetic()
+        && scheme.iter().all(is_of_scheme)
+        && rest.get(1) == Some(&b'/')
+}
+
 /// An address: a bucket, and the key of what is meant in it, which is empty for all of the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address<'a> {
@@ -88,7 +118,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        Address, MAX_SENT, SENT_BYTES, is_address, is_of_a_save, name_of_attempt, sent_bytes,
+        Address, MAX_SENT, SENT_BYTES, check_place, is_address, is_of_a_save, name_of_attempt,
+        sent_bytes,
     };
 
     #[test]
@@ -113,6 +144,39 @@ mod tests {
         }
         for text in ["s3", "/s3://b", "./s3:/x", "s3x://b", ""] {
             assert!(!is_address(Path::new(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_other_stores_are_no_folders() {
+        for text in [
+            "",
+            "S3://b/x",
+            "S3:/b/x",
+            "s3a://b",
+            "gs://b/x",
+            "gs:/b/x",
+            "http://host:1/x",
+            "file:///x",
+            "az+blob://b",
+        ] {
+            assert!(check_place(Path::new(text)).is_err(), "{text}");
+        }
+        for text in [
+            "s3://b/x",
+            "s3:/b",
+            "x",
+            "/x",
+            "./gs://b",
+            "a/b://c",
+            "a:b",
+            "run-12:30/x",
+            ".",
+            ":/x",
+            "c:/x",
+            "7z:/x",
+        ] {
+            assert!(check_place(Path::new(text)).is_ok(), "{text}");
         }
     }
 

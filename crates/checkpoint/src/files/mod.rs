@@ -26,10 +26,19 @@ pub(crate) use upload::Upload;
 
 /// Refuses an address in a store for what is written to folders on a disk only.
 pub(crate) fn check_on_disk(path: &Path) -> Result<(), CheckpointError> {
+    check_place(path)?;
     if layout::is_address(path) {
         return Err(failed("write", path)(StoreError::OnlyOnDisk));
     }
     Ok(())
+}
+
+/// Refuses a path that is neither a folder nor an address in a store, though it may look like one.
+pub(crate) fn check_place(path: &Path) -> Result<(), CheckpointError> {
+    layout::check_place(path).map_err(|problem| CheckpointError::NoPlace {
+        path: path.to_owned(),
+        problem,
+    })
 }
 
 /// Where files are.
@@ -85,12 +94,13 @@ impl Files {
     }
 
     /// Where the files at this path are. Nothing is asked of a store yet.
-    pub(crate) fn of(path: &Path) -> Self {
-        if layout::is_address(path) {
+    pub(crate) fn of(path: &Path) -> Result<Self, CheckpointError> {
+        check_place(path)?;
+        Ok(if layout::is_address(path) {
             Self::Store(Arc::new(Store::new(path)))
         } else {
             Self::Disk
-        }
+        })
     }
 
     /// What is in a folder, in the order of names; names that are no text are shown with replacements.

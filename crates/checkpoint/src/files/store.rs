@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path as Key;
 use object_store::{
     BackoffConfig, ClientConfigKey, GetOptions, ObjectStore, ObjectStoreExt, PutPayload,
@@ -30,6 +31,12 @@ const TIMEOUT: &str = "60 seconds";
 const RETRIES: usize = 5;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(100);
 
+/// The most entries of a folder, and the most bytes of their names: some 20 MiB of memory.
+pub(super) const MOST_LISTED: usize = 100_000;
+pub(super) const MOST_LISTED_BYTES: usize = 16 << 20;
+/// The most pages, which have a thousand entries each unless a store makes them shorter.
+const MOST_PAGES: usize = 10_000;
+
 /// A bucket of a store, to which the first request connects.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -37,6 +44,8 @@ pub(crate) struct Store {
     connection: OnceLock<Arc<Connection>>,
     /// Whether a manifest may be there of which it is not known.
     unsure: AtomicBool,
+    /// Whether a request to write has had no answer since this was last cleared.
+    lost_answers: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -51,28 +60,17 @@ impl Store {
             address: address.to_owned(),
             connection: OnceLock::new(),
             unsure: AtomicBool::new(false),
+            lost_answers: Arc::default(),
         }
     }
 
-    /// What is directly in a folder.
+    /// What is directly in a folder. A store that tells of more than [`MOST_LISTED`], or of the same page again, is refused.
     pub(crate) fn list(&self, folder: &Path) -> Result<Vec<Listed>, CheckpointError> {
-        let listed = self.ask("list", folder, |connection, key| {
+        let listed = self.try_ask(folder, |connection, key| {
             let bucket = connection.bucket.clone();
-            connection.runtime.start(async move {
-                let prefix = (!key.as_ref().is_empty()).then_some(&key);
-                bucket.list_with_delimiter(prefix).await
-            })
-        })?;
-        let name = |key: &Key| key.filename().unwrap_or_default().to_owned();
-        let folders = listed.common_prefixes.iter().map(|key| Listed {
-            name: name(key),
-            bytes: None,
+            connection.runtime.start(listed(bucket, key))
         });
-        let objects = listed.objects.iter().map(|object| Listed {
-            name: name(&object.location),
-            bytes: Some(object.size),
-        });
-        let mut all: Vec<Listed> = folders.chain(objects).collect();
+        let mut all = listed.and_then(|all| all).map_err(failed("list", folder))?;
         all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
@@ -86,8 +84,11 @@ impl Store {
         let read = self.try_ask(path, |connection, key| {
             let bucket = connection.bucket.clone();
             connection.runtime.start(async move {
-                let stream = bucket.get(&key).await?.into_stream();
-                at_most(stream, allowed).await
+                let found = bucket.get(&key).await?;
+                if found.meta.size > allowed {
+                    return Ok(None); // it is not even begun
+                }
+                at_most(found.into_stream(), allowed).await
             })
         });
         match read {
@@ -143,14 +144,29 @@ impl Store {
         })
     }
 
-    /// Writes a manifest. If that fails, the store may have it all the same.
-    pub(crate) fn write_manifest(
-        &self,
-        path: &Path,
-        bytes: Vec<u8>,
-    ) -> Result<(), CheckpointError> {
-        self.write(path, bytes)
-            .inspect_err(|_| self.unsure.store(true, Ordering::Relaxed))
+    /// Writes a manifest. Where an answer got lost, the store may have it all the same: then it is looked for.
+    ///
+    /// # Errors
+    ///
+    /// The store refuses, and has it not; or this is not known ([`CheckpointError::Unsure`]).
+    pub(crate) fn write_manifest(&self, path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.lost_answers.store(false, Ordering::Relaxed);
+        let Err(error) = self.write(path, bytes.to_vec()) else {
+            return Ok(());
+        };
+        // An attempt without an answer may still be on its way.
+        let may_come = self.lost_answers.load(Ordering::Relaxed) || error.is_without_answer();
+        match self.read(path, bytes.len() as u64) {
+            Ok(Some(found)) if found == bytes => Ok(()),
+            Ok(_) if !may_come => Err(error),
+            _ => {
+                self.unsure.store(true, Ordering::Relaxed);
+                Err(CheckpointError::Unsure {
+                    folder: path.parent().unwrap_or(path).to_owned(),
+                    source: Box::new(error),
+                })
+            }
+        }
     }
 
     /// Whether a manifest may be there, now or in a moment, of which it is not known: then nothing goes that it would name.
@@ -229,13 +245,53 @@ impl Store {
         let text = text.ok_or(StoreError::Address("it is no text"))?;
         let address = Address::parse(text).map_err(StoreError::Address)?;
         let connection = Connection {
-            bucket: connect(address.bucket).map_err(StoreError::Answer)?,
+            bucket: connect(address.bucket, &self.lost_answers).map_err(StoreError::Answer)?,
             runtime: Runtime::new().map_err(StoreError::Thread)?,
         };
         Ok(Arc::clone(
             self.connection.get_or_init(|| Arc::new(connection)),
         ))
     }
+}
+
+/// What is directly in a folder, page by page.
+async fn listed(
+    bucket: AmazonS3,
+    folder: Key,
+) -> object_store::Result<Result<Vec<Listed>, StoreError>> {
+    let prefix = format!("{folder}/");
+    let prefix = (prefix != "/").then_some(&*prefix);
+    let (mut all, mut bytes, mut token) = (Vec::new(), 0, None);
+    for _ in 0..MOST_PAGES {
+        let options = PaginatedListOptions {
+            delimiter: Some("/".into()),
+            page_token: token.clone(),
+            ..PaginatedListOptions::default()
+        };
+        let page = bucket.list_paginated(prefix, options).await?;
+        let folders = page.result.common_prefixes.iter().map(|key| (key, None));
+        let objects = page.result.objects.iter();
+        let objects = objects.map(|object| (&object.location, Some(object.size)));
+        for (key, size) in folders.chain(objects) {
+            let Some(name) = key.filename().filter(|_| *key != folder) else {
+                continue; // what some tools write for a folder itself
+            };
+            bytes += name.len();
+            if all.len() == MOST_LISTED || bytes > MOST_LISTED_BYTES {
+                return Ok(Err(StoreError::LongList));
+            }
+            all.push(Listed {
+                name: name.to_owned(),
+                bytes: size,
+            });
+        }
+        match page.page_token {
+            None => return Ok(Ok(all)),
+            Some(next) if token.as_ref() == Some(&next) => return Ok(Err(StoreError::SamePage)),
+            Some(next) => token = Some(next),
+        }
+    }
+    Ok(Err(StoreError::LongList))
 }
 
 /// The bytes that a store answers; `None` if they are more than that, whatever it has said.
@@ -273,7 +329,7 @@ pub(super) fn failed(
 }
 
 /// A client by the environment's `AWS_*` variables. It sends nothing yet.
-fn connect(bucket: &str) -> object_store::Result<AmazonS3> {
+fn connect(bucket: &str, lost_answers: &Arc<AtomicBool>) -> object_store::Result<AmazonS3> {
     // An error says that the process has a provider already, which is then used.
     rustls::crypto::ring::default_provider()
         .install_default()
@@ -285,7 +341,7 @@ fn connect(bucket: &str) -> object_store::Result<AmazonS3> {
     };
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(bucket)
-        .with_http_connector(Connector)
+        .with_http_connector(Connector(Arc::clone(lost_answers)))
         .with_retry(retries);
     if env::var_os("AWS_TIMEOUT").is_none() {
         builder = builder.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), TIMEOUT);

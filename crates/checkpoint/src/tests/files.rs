@@ -32,7 +32,7 @@ impl Scratch {
     }
 
     pub(super) fn directory(&self) -> Directory {
-        Directory::new(self.0.join("checkpoints"))
+        Directory::new(self.0.join("checkpoints")).unwrap()
     }
 }
 

@@ -83,7 +83,7 @@ fn read_back(out: &Path, files: &[String]) -> Vec<(String, Dtype, Vec<usize>, Ve
 }
 
 fn imported(scratch: &Scratch, folder: &Path, parts: u16) -> Checkpoint {
-    let into = Directory::new(scratch.path().join(format!("imported-{parts}")));
+    let into = Directory::new(scratch.path().join(format!("imported-{parts}"))).unwrap();
     let parts = NonZeroU16::new(parts).unwrap();
     let mut model = ForeignModel::open(folder).unwrap();
     model.import(&into, "t", parts, false, &mut |_| {}).unwrap();

@@ -148,7 +148,7 @@ fn a_file_that_shrinks_while_it_is_imported_is_named_and_nothing_is_left() {
     fs::write(&path, &whole).unwrap();
     let mut model = ForeignModel::open(scratch.path()).unwrap();
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-    let into = Directory::new(scratch.path().join("out"));
+    let into = Directory::new(scratch.path().join("out")).unwrap();
     let parts = NonZeroU16::MIN;
     let error = model.import(&into, "t", parts, false, &mut |_| {});
     assert!(error.unwrap_err().to_string().contains("model.safetensors"));

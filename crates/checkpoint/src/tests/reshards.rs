@@ -20,7 +20,7 @@ fn parts(number: u16) -> NonZeroU16 {
 /// Reshards the newest checkpoint into another directory, and opens that.
 fn resharded(scratch: &Scratch, from: &Directory, name: &str, number: u16) -> Checkpoint {
     let source = Checkpoint::open(from, None).unwrap();
-    let into = Directory::new(scratch.path().join(name));
+    let into = Directory::new(scratch.path().join(name)).unwrap();
     let mut told = 0;
     let done = reshard(&source, &into, parts(number), false, &mut |bytes| {
         told += bytes;
@@ -82,7 +82,7 @@ proptest! {
             prop_assert_eq!(&load(&once, &tensor.name).unwrap(), &tensor.bytes);
         }
         // Whatever files they have been in between: pieces do not become smaller and smaller.
-        let between = Directory::new(scratch.path().join("once"));
+        let between = Directory::new(scratch.path().join("once")).unwrap();
         let twice = resharded(&scratch, &between, "twice", second);
         let direct = resharded(&scratch, &scratch.directory(), "direct", second);
         prop_assert_eq!(&twice.manifest().tensors, &direct.manifest().tensors);
@@ -157,9 +157,15 @@ fn a_damaged_source_is_named_and_nothing_is_left() {
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, bytes).unwrap();
-    let into = Directory::new(scratch.path().join("other"));
+    let into = Directory::new(scratch.path().join("other")).unwrap();
     let error = reshard(&source, &into, parts(2), false, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("part-1.safetensors"), "{error}");
+    assert!(!into.path().exists());
+    let deep = Directory::new(scratch.path().join("some/where/else")).unwrap();
+    reshard(&source, &deep, parts(2), false, &mut |_| {}).unwrap_err();
+    assert!(!scratch.path().join("some").exists());
+    fs::create_dir(into.path()).unwrap();
+    reshard(&source, &into, parts(2), false, &mut |_| {}).unwrap_err();
     assert_eq!(fs::read_dir(into.path()).unwrap().count(), 0);
     // The folder goes while it is read.
     fs::remove_dir_all(directory.folder("t")).unwrap();
@@ -173,14 +179,14 @@ fn neither_the_source_nor_another_checkpoint_is_overwritten() {
     let directory = scratch.directory();
     save(&directory, "t", &[flat("a", noise(99, 1), 3)], 3, None).unwrap();
     let source = Checkpoint::open(&directory, None).unwrap();
-    let beside = Directory::new(directory.path().join("..").join("checkpoints"));
+    let beside = Directory::new(directory.path().join("..").join("checkpoints")).unwrap();
     let error = reshard(&source, &beside, parts(2), true, &mut |_| {}).unwrap_err();
     assert!(
         matches!(error, CheckpointError::SameDirectory { .. }),
         "{error}"
     );
     resharded(&scratch, &directory, "other", 2);
-    let into = Directory::new(scratch.path().join("other"));
+    let into = Directory::new(scratch.path().join("other")).unwrap();
     let error = reshard(&source, &into, parts(4), false, &mut |_| {}).unwrap_err();
     assert!(matches!(error, CheckpointError::Exists { .. }), "{error}");
     assert_eq!(

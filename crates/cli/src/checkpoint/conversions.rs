@@ -167,7 +167,7 @@ pub(super) fn export(arguments: &ExportArguments) -> Result<Finished, Checkpoint
 
 pub(super) fn reshard(arguments: &ReshardArguments) -> Result<Finished, CheckpointError> {
     let checkpoint = arguments.from.open()?;
-    let into = Directory::new(&arguments.out);
+    let into = Directory::new(&arguments.out)?;
     let bytes = checkpoint.manifest().tensors.iter().map(Tensor::num_bytes);
     check_files(arguments.ranks, bytes.fold(0, u64::saturating_add))?;
     let all = checkpoint.manifest().tensors.iter();
@@ -183,7 +183,7 @@ pub(super) fn reshard(arguments: &ReshardArguments) -> Result<Finished, Checkpoi
 
 pub(super) fn import(arguments: &ImportArguments) -> Result<Finished, CheckpointError> {
     let mut model = ForeignModel::open(&arguments.folder)?;
-    let into = Directory::new(&arguments.out);
+    let into = Directory::new(&arguments.out)?;
     let as_many = u16::try_from(model.num_files()).unwrap_or(u16::MAX);
     let as_many = NonZeroU16::new(as_many).unwrap_or(NonZeroU16::MIN);
     let parts = arguments.ranks.unwrap_or(as_many);

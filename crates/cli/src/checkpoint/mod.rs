@@ -117,7 +117,7 @@ pub fn run(verb: &CheckpointVerb) -> Finished {
 }
 
 fn list(arguments: &ListArguments) -> Result<Finished, CheckpointError> {
-    let directory = Directory::new(&arguments.path);
+    let directory = Directory::new(&arguments.path)?;
     let listed = tables::Listed::new(&directory.entries()?, directory.newest()?.as_deref());
     Ok(Finished {
         status: u8::from(listed.has_unusable()),

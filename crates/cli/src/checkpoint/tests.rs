@@ -21,7 +21,7 @@ impl Scratch {
 
     /// Saves a weight of four rows, divided among so many files by rows, and a scalar.
     fn save(&self, tag: &str, step: u64, files: u64, weight: [u8; 8]) {
-        let directory = Directory::new(&self.0);
+        let directory = Directory::new(&self.0).unwrap();
         let rows = 4 / files;
         let parts = (0..files).map(|file| {
             let mut pieces = vec![PieceView {
@@ -72,7 +72,7 @@ impl Scratch {
     }
 
     fn folder(&self, tag: &str) -> PathBuf {
-        Directory::new(&self.0).folder(tag)
+        Directory::new(&self.0).unwrap().folder(tag)
     }
 }
 
@@ -89,7 +89,7 @@ fn checkpoints_are_listed_the_oldest_first() {
     let scratch = Scratch::new("list");
     scratch.save("b", 10, 1, WEIGHT);
     scratch.save("a", 20, 2, WEIGHT);
-    write_part(&Directory::new(&scratch.0), "c", "part", &[]).unwrap();
+    write_part(&Directory::new(&scratch.0).unwrap(), "c", "part", &[]).unwrap();
     let finished = scratch.run("ls", &[]);
     assert_eq!((finished.status, &*finished.complaint), (0, ""));
     let words: Vec<Vec<&str>> = finished

@@ -41,6 +41,7 @@ def import_checkpoint(
     replace: bool,
 ) -> None:
     """Import a checkpoint; see :func:`shardwright.import_torch_checkpoint`."""
+    check_on_disk("smp.import_torch_checkpoint", folder)
     check_on_disk("smp.import_torch_checkpoint", path)
     if not replace and os.path.lexists(os.path.join(path, f"{tag}_partial")):
         raise CheckpointError(f"{os.fspath(path)!r} has a checkpoint {tag!r} already: replace=True would replace it")
