@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from shardwright.safe_repr import bounded
+
 
 class ShardwrightError(RuntimeError):
-    """Base class of all errors of the library."""
+    """Base class of all errors of the library. Of a line that is too long to be read, the middle is left out."""
+
+    def __init__(self, *args: object) -> None:
+        """Create the error, whose message may quote files, stores and arguments of any length."""
+        super().__init__(*(bounded(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(ShardwrightError, ValueError):
@@ -122,7 +128,7 @@ class RemoteError(ShardwrightError):
             places.append(f"of module {module!r}")
         if microbatch is not None:
             places.append(f"in microbatch {microbatch}")
-        self._text = f"{', '.join(places)}: {kind}: {message}"
+        self._text = bounded(f"{', '.join(places)}: {kind}: {message}")
         if traceback:
             self._text += f"\n\nThe traceback on rank {rank}:\n{traceback.rstrip()}"
         super().__init__(rank, host, module, microbatch, phase, kind, message, traceback)

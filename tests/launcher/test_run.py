@@ -87,6 +87,14 @@ def test_the_exit_status_is_that_of_the_first_rank_that_fails(tmp_path: Path, en
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("signals", ["SIGFOO", "", "SIGTERM,SIGFOO", "SIGKILL", "sigterm", "SIGTERM,"])
+def test_only_signals_that_there_are_are_handled(signals: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--signals-to-handle", signals, "script.py"]) == 2
+    told = capsys.readouterr().err
+    assert "is not allowed; allowed: names of signals" in told
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
     text = "import os, time\nprint(f'{os.getpid()}\\n', end='', flush=True)\ntime.sleep(100)\n"

@@ -1,6 +1,7 @@
 //! A misuse of the command, told in one line.
 
 use clap::error::ErrorKind;
+use shardwright_core::one_line;
 
 /// What is wrong and what helps, in one line; the command's whole help where nothing was asked for.
 pub(crate) fn told(error: &clap::Error) -> String {
@@ -13,7 +14,7 @@ pub(crate) fn told(error: &clap::Error) -> String {
         if line.starts_with("Usage:") {
             break;
         }
-        let line: String = line.chars().map(visible).collect();
+        let line = one_line(line); // an argument may move the cursor, or worse
         match parts.last_mut() {
             Some(last) if last.ends_with(':') || !begins_part(&line) => {
                 last.push(' ');
@@ -23,7 +24,10 @@ pub(crate) fn told(error: &clap::Error) -> String {
         }
     }
     parts.retain(|part| !part.starts_with("For more information"));
-    format!("{}; --help says more\n", parts.join("; "))
+    line(&format!(
+        "{}; --help says more",
+        one_line(&parts.join("; "))
+    ))
 }
 
 fn begins_part(line: &str) -> bool {
@@ -32,25 +36,7 @@ fn begins_part(line: &str) -> bool {
         .any(|begin| line.starts_with(begin))
 }
 
-/// What an argument holds may move the cursor, or worse.
-fn visible(character: char) -> char {
-    if character.is_control() {
-        '\u{fffd}'
-    } else {
-        character
-    }
-}
-
-/// A line of the command's own, without what would make it several.
+/// A line of the command's own, without what would make it several, and not too long.
 pub(crate) fn line(text: &str) -> String {
-    let shown: String = text.trim_end().chars().map(visible_or_space).collect();
-    shown + "\n"
-}
-
-fn visible_or_space(character: char) -> char {
-    if character == '\n' {
-        ' '
-    } else {
-        visible(character)
-    }
+    one_line(text) + "\n"
 }

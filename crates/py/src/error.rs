@@ -3,7 +3,7 @@
 use pyo3::PyErr;
 use shardwright_checkpoint::CheckpointError;
 use shardwright_comm::{CommError, Loss, StartError, describe_loss};
-use shardwright_core::{ConfigError, LaunchError, Rank, TopologyError};
+use shardwright_core::{ConfigError, LaunchError, Rank, TopologyError, bounded, one_line};
 use shardwright_offload::OffloadError;
 use shardwright_partition::PartitionError;
 use shardwright_runtime::{Failure, FailureKind, ServerError};
@@ -30,7 +30,7 @@ mod exceptions {
 
 /// A refused configuration.
 pub(crate) fn config_error(error: &ConfigError) -> PyErr {
-    exceptions::ConfigError::new_err(error.to_string())
+    exceptions::ConfigError::new_err(bounded(&error.to_string()))
 }
 
 /// An argument with a value that is not allowed.
@@ -39,7 +39,7 @@ pub(crate) fn config_error(error: &ConfigError) -> PyErr {
     reason = "errors come as `map_err` has them"
 )]
 pub(crate) fn argument_error(error: impl ToString) -> PyErr {
-    exceptions::ConfigError::new_err(error.to_string())
+    exceptions::ConfigError::new_err(bounded(&error.to_string()))
 }
 
 /// Ranks that cannot be arranged, or do not exist.
@@ -49,7 +49,7 @@ pub(crate) fn topology_error(error: &TopologyError) -> PyErr {
 
 /// A checkpoint that cannot be written, or not be read.
 pub(crate) fn checkpoint_error(error: &CheckpointError) -> PyErr {
-    let text = error.to_string();
+    let text = one_line(&error.to_string());
     if error.is_passing() {
         exceptions::CheckpointGoneError::new_err(text)
     } else {

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use shardwright_core::{ModelId, ModuleId};
+use shardwright_core::{ModelId, ModuleId, one_line};
 use shardwright_runtime::TraceRecord;
 use shardwright_timeline::{Record, RecordKind, TraceError};
 
@@ -45,8 +45,10 @@ impl Timeline {
         py.detach(move || {
             let text = fs::read_to_string(&path).map_err(|error| file_error(&path, &error))?;
             let read = shardwright_timeline::Timeline::from_trace(&text);
-            read.map(Self)
-                .map_err(|error| PyValueError::new_err(format!("{}: {error}", path.display())))
+            read.map(Self).map_err(|error| {
+                let text = format!("{}: {error}", path.display());
+                PyValueError::new_err(one_line(&text))
+            })
         })
     }
 
@@ -118,11 +120,11 @@ fn loads<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
 }
 
 fn trace_error(error: &TraceError) -> PyErr {
-    PyValueError::new_err(error.to_string())
+    PyValueError::new_err(one_line(&error.to_string()))
 }
 
 fn file_error(path: &std::path::Path, error: &std::io::Error) -> PyErr {
-    PyOSError::new_err(format!("{}: {error}", path.display()))
+    PyOSError::new_err(one_line(&format!("{}: {error}", path.display())))
 }
 
 /// What a rank's server or recorder has kept.

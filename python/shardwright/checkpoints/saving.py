@@ -29,6 +29,7 @@ from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.updates import Updates
 from shardwright.optimizer import DistributedOptimizer
+from shardwright.safe_repr import safe_repr
 
 _OPERATION = "smp.save_checkpoint"
 USER = "user/"
@@ -190,8 +191,10 @@ def write_parts(
 
 
 def _check_kept(keep: object) -> None:
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-        raise ShardwrightError(f"num_kept_partial_checkpoints is {keep!r}; allowed: None, or an integer of 1 or more")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep < 2**32):
+        raise ShardwrightError(
+            f"num_kept_partial_checkpoints is {safe_repr(keep)}; allowed: None, or an integer of 1 or more, below 2**32"
+        )
 
 
 def check_same(values: Sequence[Any], what: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright import _core
 from shardwright.errors import ConfigError
+from shardwright.safe_repr import safe_repr
 
 _NAME = "smp.DistributedOptimizer"
 _DEFAULTS: dict[str, Any] = {
@@ -137,7 +138,9 @@ def scaler_of(
 def _static(scale: object) -> float:
     is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     if not is_number or not 0 < scale <= 2.0**127:  # type: ignore[operator]
-        raise ConfigError(f"{_NAME}: static_loss_scale is {scale!r}; allowed: None, or a number above 0, to 2**127")
+        raise ConfigError(
+            f"{_NAME}: static_loss_scale is {safe_repr(scale)}; allowed: None, or a number above 0, to 2**127"
+        )
     return float(scale)  # type: ignore[arg-type]
 
 
@@ -153,9 +156,14 @@ def _dynamic(given: object) -> _core.DynamicLossScale:
         is_flag = name == "consecutive_hysteresis"
         if isinstance(value, bool) != is_flag or not (is_flag or isinstance(value, wanted)):
             kind = "True or False" if is_flag else "an integer" if name in _INTEGERS else "a number"
-            raise ConfigError(f"{_NAME}: dynamic_loss_args has {name!r} {value!r}; allowed: {kind}")
+            raise ConfigError(f"{_NAME}: dynamic_loss_args has {name!r} {safe_repr(value)}; allowed: {kind}")
         if name in _INTEGERS and not 1 <= value < 2**64:
-            raise ConfigError(f"{_NAME}: dynamic_loss_args has {name!r} {value}; allowed: an integer of 1 or more")
+            raise ConfigError(
+                f"{_NAME}: dynamic_loss_args has {name!r} {safe_repr(value)}; allowed: an integer of 1 or more, "
+                "below 2**64"
+            )
+        if isinstance(value, int) and abs(value) >= 2**1023:
+            raise ConfigError(f"{_NAME}: dynamic_loss_args has {name!r} {safe_repr(value)}; allowed: a finite number")
     try:
         return _core.DynamicLossScale(**{**_DEFAULTS, **given})
     except ConfigError as error:

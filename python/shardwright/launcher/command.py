@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -129,6 +130,16 @@ def _settings(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{_shown(text)} is not allowed; allowed: KEY=VALUE pairs with commas between")
 
 
+def _signals(text: str) -> str:
+    known = {each.name for each in signal.Signals} - {"SIGKILL", "SIGSTOP"}  # which nobody handles
+    for name in text.split(","):
+        if name.strip() not in known:
+            raise argparse.ArgumentTypeError(
+                f"{_shown(name)} is not allowed; allowed: names of signals with commas between, such as SIGTERM,SIGINT"
+            )
+    return text
+
+
 def _shown(text: str) -> str:
     """Quote what was given, and not all of it if it is long."""
     return repr(text) if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]!r}..."
@@ -144,6 +155,7 @@ _CHECKED: dict[str, Callable[[str], Any]] = {
     "master_port": _whole(0, _MOST_PORT),
     "rdzv_endpoint": _endpoint,
     "rdzv_conf": _settings,
+    "signals_to_handle": _signals,
 }
 
 

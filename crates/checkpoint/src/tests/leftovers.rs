@@ -58,7 +58,7 @@ fn nothing_is_resharded_into_a_directory_into_which_a_job_saves() {
     let scratch = Scratch::new();
     let directory = scratch.directory();
     save(&directory, "a", &[flat("a", vec![1; 9], 2)], 2, None).unwrap();
-    let other = Directory::new(scratch.directory().path().join("other"));
+    let other = Directory::new(scratch.directory().path().join("other")).unwrap();
     let _lock = other.try_lock().unwrap().unwrap();
     let source = Checkpoint::open(&directory, Some("a")).unwrap();
     let parts = 1.try_into().unwrap();

@@ -20,10 +20,13 @@ from shardwright.errors import CheckpointError, ConfigError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.updates import Updates
+from shardwright.safe_repr import safe_repr
 
 _OPERATION = "model.save_pretrained"
 _TAG = "model"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+#: What the core counts bytes in, and the digits of that.
+_MOST_BYTES, _MOST_DIGITS = 1 << 63, 19
 _SHARD = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 
 
@@ -112,9 +115,15 @@ def _move(whole: str, target: str) -> None:
 
 def _bytes_of(size: int | str) -> int:
     """The bytes that a size means, such as ``"5GB"``."""
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+    if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= _MOST_BYTES:
         return size
     found = re.fullmatch(r"(\d+) *([KMG]i?B)", size, re.IGNORECASE) if isinstance(size, str) else None
-    if found is None or not int(found[1]):
-        raise ConfigError(f"max_shard_size is {size!r}; allowed: a number of bytes, or a size such as '500MB' or '5GB'")
-    return int(found[1]) * _UNITS[found[2].upper()]
+    # Python refuses to read numbers of thousands of digits.
+    if found is not None and len(found[1]) <= _MOST_DIGITS:
+        number = int(found[1]) * _UNITS[found[2].upper()]
+        if 0 < number <= _MOST_BYTES:
+            return number
+    raise ConfigError(
+        f"max_shard_size is {safe_repr(size)}; allowed: a number of bytes from 1 to 2**63, or a size "
+        "such as '500MB' or '5GB'"
+    )
