@@ -13,7 +13,7 @@ use crate::names::{FOLDER_SUFFIX, MANIFEST, NEWEST, REMOVING, WRITING, check_tag
 /// How many bytes `newest` has at most: two lines.
 const NEWEST_BYTES: u64 = 1 << 10;
 /// How many bytes a manifest has at most, where it is written and where it is read; that of 10 TB has 200 MB.
-const MANIFEST_BYTES: u64 = 256 << 20;
+pub(crate) const MANIFEST_BYTES: u64 = 256 << 20;
 
 /// A directory of checkpoints: a folder for each, and the file `newest` with the tag of the one that was completed last. It is
 /// on a disk, or in an object store.

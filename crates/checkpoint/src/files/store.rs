@@ -23,6 +23,7 @@ use super::client::Connector;
 use super::error::StoreError;
 use super::layout::Address;
 use super::runtime::{Runtime, Waiting};
+use crate::directory::MANIFEST_BYTES;
 use crate::error::CheckpointError;
 
 /// How long one attempt at a request may take, unless `AWS_TIMEOUT` says otherwise.
@@ -156,7 +157,7 @@ impl Store {
         };
         // An attempt without an answer may still be on its way.
         let may_come = self.lost_answers.load(Ordering::Relaxed) || error.is_without_answer();
-        match self.read(path, bytes.len() as u64) {
+        match self.read(path, MANIFEST_BYTES) {
             Ok(Some(found)) if found == bytes => Ok(()),
             Ok(_) if !may_come => Err(error),
             _ => {

@@ -152,7 +152,7 @@ fn a_file_that_shrinks_while_it_is_imported_is_named_and_nothing_is_left() {
     let parts = NonZeroU16::MIN;
     let error = model.import(&into, "t", parts, false, &mut |_| {});
     assert!(error.unwrap_err().to_string().contains("model.safetensors"));
-    assert_eq!(fs::read_dir(into.path()).unwrap().count(), 0);
+    assert!(!into.path().exists());
     fs::write(&path, &whole).unwrap();
     model.import(&into, "t", parts, false, &mut |_| {}).unwrap();
     let checkpoint = Checkpoint::open(&into, None).unwrap();
