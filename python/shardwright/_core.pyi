@@ -2748,7 +2748,8 @@ def in_flight(schedule: str, *, ranks: SupportsIndex, microbatches: SupportsInde
 
 def is_in_store(path: str | PathLike[str]) -> bool:
     """
-    Whether a path is an address in an object store, such as `s3://BUCKET/PREFIX`.
+    Whether a path is an address in an object store, such as `s3://BUCKET/PREFIX`. Raises `ShardwrightError` for addresses of
+    other kinds, and for an empty path.
     """
 
 def is_schedule(text: str) -> bool:

@@ -58,7 +58,7 @@ def test_what_files_and_arguments_hold_is_bounded(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("name", ["scale_window", "delayed_shift", "init_scale"])
-@pytest.mark.parametrize("value", [-1, 2**64, 10**400, 10**6000])
+@pytest.mark.parametrize("value", [-1, 2**64, 10**400, 10**6000], ids=lambda value: f"{value.bit_length()} bits")
 def test_integers_of_any_size_are_named(name: str, value: int) -> None:
     if name == "init_scale" and value == 2**64:
         assert scaler_of(None, True, {name: value}, is_float16=True).loss_scale == 2**64
