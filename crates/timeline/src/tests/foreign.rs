@@ -29,7 +29,6 @@ fn use_all(read: &Timeline) {
     Comparison::new(read, &timeline()).to_text(usize::MAX);
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn one_line(error: impl std::fmt::Display) {
     let told = shardwright_core::one_line(&error.to_string());
     assert!(!told.contains('\n'), "{told}");
