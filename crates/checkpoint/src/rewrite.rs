@@ -99,17 +99,17 @@ impl Target<'_> {
             let path = self.directory.folder(self.tag);
             return Err(CheckpointError::Exists { path });
         }
+        let new = if self.directory.is_in_store() {
+            Vec::new()
+        } else {
+            disk::missing(self.directory.path())
+        };
         // A job that saves there removes what it takes for left by others.
         let Some(_lock) = self.directory.try_lock()? else {
             let path = self.directory.path().to_owned();
             return Err(CheckpointError::Busy { path, seconds: 0.0 });
         };
         abandon(self.directory, self.tag)?; // what an ended run left
-        let new = if self.directory.is_in_store() {
-            Vec::new()
-        } else {
-            disk::missing(self.directory.path())
-        };
         let written = self
             .write_parts(tensors, source, progress)
             .and_then(|parts| commit(self.directory, self.tag, description, parts, None));
