@@ -25,7 +25,7 @@ from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
 from shardwright.frames.remote import needs_gradient
 from shardwright.job.received import build
-from shardwright.transformers_models import collector
+from shardwright.transformers_models import collector, switching
 from shardwright.transformers_models.adapter import refuse_cache
 from shardwright.values import pack, registry
 
@@ -134,8 +134,9 @@ def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
         The result of the last part that ran, and the number of parts that ran.
     """
     task = running_task()
-    if task is not None and (task.runtime[CallWatch].on_call is not None or collector.outgoing() is not None):
-        links = links[:1]  # the arguments of every call are observed, or outputs are collected
+    is_told = collector.outgoing() is not None or switching.are_switched()
+    if task is not None and (task.runtime[CallWatch].on_call is not None or is_told):
+        links = links[:1]  # the arguments of every call are observed, or each rank is told something with them
     return _call(links, (value,), {})
 
 
@@ -151,7 +152,7 @@ def _call(
     number = frame.next_call_number()
     if (watcher := runtime[CallWatch].on_call) is not None:
         watcher(target, args, children)
-    given = _given(frame, target, args, kwargs)
+    given = _given(frame, target, args, switching.with_switches(kwargs, target.name))
     collected = collector.outgoing()
     context = context_of(target, task.state, checkpointing=frame.checkpointing, hooks=hooks, collector=collected)
     seed = reproducible.place()

@@ -8,7 +8,9 @@ that saves and restores the generator's state, such as ``torch.utils.checkpoint`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +49,36 @@ def microbatch_seed(runtime: Runtime, script_seed: int, microbatch: int, dp_rank
     return root_seed(place.cfg.seed, step.streams, replica * step.num_microbatches + microbatch)
 
 
+class _Own(threading.local):
+    """What a thread knows of its place.
+
+    Attributes:
+        place: The seed that identifies the place, where the default generator is that of the script.
+    """
+
+    place: int | None = None
+
+
+_own = _Own()
+
+
+@contextmanager
+def numbers_of_script(state: torch.Tensor) -> Iterator[None]:
+    """Draw random numbers in the block, outside of modules, from a state of the default generator.
+
+    Calls of modules leave that alone. The calling thread is that of a step function of one microbatch.
+    """
+    _own.place = place()
+    torch.default_generator.set_state(state)
+    try:
+        yield
+    finally:
+        _own.place = None
+
+
 def place() -> int:
     """Return the current seed, which identifies the place in the program."""
-    return torch.default_generator.initial_seed()
+    return torch.default_generator.initial_seed() if _own.place is None else _own.place
 
 
 def within(seed: int) -> int:
@@ -69,7 +98,9 @@ def pass_calls(seed: int, count: int) -> None:
 
     After none, what has been drawn since the place began stays drawn.
     """
-    if count:
+    if count and _own.place is not None:
+        _own.place = behind(seed, count)
+    elif count:
         process.seed(behind(seed, count))
 
 
@@ -95,10 +126,15 @@ def _seeded(runtime: Runtime, forward: Callable[..., Any]) -> Callable[..., Any]
         if not runtime.step.running or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
         seed = place()
+        state = None if _own.place is None else process.random_state()
+        _own.place = None
         process.seed(within(seed))
         try:
             return forward(*args, **kwargs)
         finally:
+            if state is not None:
+                process.restore_random_state(state)
+                _own.place = seed
             pass_calls(seed, 1)
 
     return seeded

@@ -32,7 +32,7 @@ from shardwright.frames import Frame, Leaves, WeightGradients, cut, edge_of, in_
 from shardwright.frames.checkpointing import Checkpointing
 from shardwright.frames.remote import bring_all
 from shardwright.job.received import build
-from shardwright.transformers_models import collector
+from shardwright.transformers_models import collector, switching
 from shardwright.values import pack, registry, unpack
 
 if TYPE_CHECKING:
@@ -121,7 +121,11 @@ def _forward(runtime: Runtime, name: str, frame: Frame, request: _core.Request, 
     frame.place = call.seed
     process.seed(frame.place)
     with as_carried(context):
-        with in_frame(frame), collector.executing(context.collector) as additions:
+        with (
+            in_frame(frame),
+            collector.executing(context.collector) as additions,
+            switching.received(kwargs) as kwargs,
+        ):
             result = _execute(frame.executed, call.range, context, args, kwargs)
         frame.settle()
         arguments.check_containers()

@@ -17,6 +17,7 @@ from shardwright.execution.task import Phase, RunningTask, set_running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames.guards import close_checkpoints
 from shardwright.job.explained import explain
+from shardwright.transformers_models import switching
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -119,6 +120,7 @@ class WorkerPool:
     def _run(self, task: _core.Task, running: RunningTask, state: StepState) -> None:
         runtime = self._runtime
         runtime[Turn].take(running)
+        switching.begin_task()
         with state.applied():
             if task.token is not None:
                 run_weight_gradients(runtime, task.token, running)
@@ -126,6 +128,7 @@ class WorkerPool:
                 assert self._root is not None, "only the root is granted root tasks"
                 with state.task.applied():
                     self._root(task.microbatch)
+                switching.end_step_function()
             elif task.kind == _core.TaskKind.FORWARD:
                 run_forward(runtime, task.request, running)
             else:
