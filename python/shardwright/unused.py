@@ -29,9 +29,10 @@ def noticed(runtime: Runtime) -> Iterator[None]:
             runtime.logger.warning(
                 "pipeline_parallel_degree is %d, and %s updates parameters before any model was divided: every rank "
                 "trains all of its model by itself, as without a pipeline. Wrap the model in smp.DistributedModel and "
-                "train it in functions decorated with smp.step, or use Trainer of shardwright.huggingface, "
-                "ShardwrightStrategy of shardwright.lightning or Accelerator of shardwright.accelerate in place of "
-                "those of transformers, Lightning and accelerate",
+                "train it in functions decorated with smp.step, or use Trainer of shardwright.huggingface (over_ranks "
+                "makes one of any other trainer, and shardwright run --trainers of all), ShardwrightStrategy of "
+                "shardwright.lightning or Accelerator of shardwright.accelerate in place of those of transformers, "
+                "Lightning and accelerate",
                 place.pp_size,
                 type(optimizer).__name__,
             )

@@ -97,14 +97,39 @@ def _plain(kind: type) -> type:
     return kind
 
 
+def kind_of_rank(kind: type) -> Any:
+    """Return the class of arguments that is one of ``transformers``, or of another library, in a rank of a job."""
+    if kind not in _MADE:
+        own = next((own for own, plain in _OWN.items() if plain is kind), None)
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        _MADE[kind] = own or type(kind.__name__, (OfRank, kind), names)
+    return _MADE[kind]
+
+
 def as_of_rank(arguments: Any) -> Any:
-    """Let arguments of ``transformers`` say, from now on, what those of a rank say."""
+    """Let arguments of ``transformers`` say, from now on, what those of a rank say.
+
+    Raises:
+        ConfigError: They have computed with the number of processes while it was not that of a rank.
+    """
     if not isinstance(arguments, OfRank):
-        kind = type(arguments)
-        if kind not in _MADE:
-            names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-            _MADE[kind] = type(kind.__name__, (OfRank, kind), names)
-        arguments.__class__ = _MADE[kind]
+        kind, counted = type(arguments), arguments.world_size
+        arguments.__class__ = kind_of_rank(kind)
         arguments.__dict__.pop("_setup_devices", None)
+        assert arguments._setup_devices is not None, "it sets the device, and the number"
+        replicas = arguments.world_size
+        if counted != replicas and _computes_with_processes(kind):
+            raise ConfigError(
+                f"{kind.__name__} computes with the number of processes, which was {counted} where it was made, and "
+                f"{replicas} ranks have different samples: make it by over_ranks({kind.__name__}) of "
+                "shardwright.huggingface"
+            )
     assert arguments._setup_devices is not None, "it sets the device"
     return arguments
+
+
+def _computes_with_processes(kind: type) -> bool:
+    """Return whether a class reads their number at the end of its ``__init__``, as none of transformers does."""
+    made = [vars(one)["__post_init__"] for one in kind.__mro__ if "__post_init__" in vars(one)]
+    own = [one.__code__ for one in made if not one.__module__.startswith("transformers.")]
+    return any({"world_size", "num_processes"} & set(code.co_names) for code in own)

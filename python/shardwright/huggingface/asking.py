@@ -44,9 +44,10 @@ class Answer:
             f"Trainer: the loss of two microbatches together is {self.together:.6g}, and their losses make "
             f"{self.made:.6g}, {away:.2g} of it apart, where rounding is up to {self.bound:.1g}: the loss of a row "
             "depends on the other rows of its microbatch, as with pairs of rows, negatives from the batch, weights of "
-            "classes or the balance of a router, so that the training differs from that in one process. What helps: "
-            "row_blocks = 2 on the class of the trainer if a batch has chosen rows first and rejected ones after them; "
-            "a sum divided by num_items_in_batch; or microbatches=1 in smp.init"
+            "classes or the balance of a router. So each batch runs in one microbatch, as exact as in one process, in "
+            "which the ranks of a pipeline take turns. What lets them run at once: row_blocks = 2 on the class of the "
+            "trainer if a batch has chosen rows first and rejected ones after them; or a sum divided by "
+            "num_items_in_batch"
         )
 
 

@@ -113,14 +113,15 @@ def _merged(value: Any, counts: list[float], is_sum: bool) -> Any:
     return sum(one * (number / total) for one, number in counted) if total else value.reduce_mean()
 
 
-def without_fillers(accelerator: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_fillers(accelerator: Any, inputs: Any) -> Any:
     """Return a batch in which samples that fill up the last batch of all replicas have no labels.
 
     Only whole numbers named ``labels`` and ``shift_labels`` can say that there are none.
     """
     state, size = accelerator.gradient_state, samples_in(inputs)
     kept = state.remainder - accelerator.process_index * size
-    if accelerator.num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0 or kept >= size:
+    is_last = state.end_of_dataloader and state.remainder > 0 and kept < size
+    if accelerator.num_processes == 1 or not is_last or not isinstance(inputs, Mapping):
         return inputs
     changed = dict(inputs)
     for name in ("labels", "shift_labels"):

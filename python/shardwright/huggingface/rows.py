@@ -11,6 +11,16 @@ from torch.utils._pytree import tree_leaves
 #: Collators, by name, that put a batch's chosen rows first and the rejected ones after them.
 _PAIRING = {"DataCollatorForPreference", "DPODataCollatorWithPadding", "RewardDataCollatorWithPadding"}
 
+#: Collators, by name, of trainers whose loss of a row depends on all rows, though not yet in the first batch.
+_OF_ALL_ROWS = {"DataCollatorForUnpairedPreference", "DataCollatorForVisionUnpairedPreference"}
+
+
+def is_of_all_rows(trainer: Any) -> bool:
+    """Return whether the loss of a trainer is known to need all rows of a batch at once."""
+    kinds = type(trainer.data_collator).__mro__
+    # KTO subtracts the mean over the rows of a divergence, which is none before the first update.
+    return any(kind.__name__ in _OF_ALL_ROWS for kind in kinds) and bool(getattr(trainer, "calculate_KL", True))
+
 
 def blocks_of(collator: Any) -> int:
     """Return of how many blocks of rows the batches of a collator are, whose rows at the same place belong together."""

@@ -22,10 +22,19 @@ class Share:
     Attributes:
         weight: What its loss is multiplied by; 0 if it has nothing that the loss is of.
         number: What it is told as ``num_items_in_batch``.
+        part: Which part it is of what its replica has of the batch, times the number of replicas.
     """
 
     weight: float
     number: Any
+    part: float
+
+    def told(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return its inputs, in which a number of labels that the batch has with it is its part of that."""
+        number = inputs.get("num_items_in_batch")
+        if number is None or not self.part:
+            return inputs
+        return {**inputs, "num_items_in_batch": times(number, self.part, torch.float64)}
 
 
 class Shares(list[Share]):
@@ -69,7 +78,9 @@ def shares_of(
     # Gradients are averaged over replicas, so that the weights of all together have to be as many as there are.
     scale = len(every_replica) / (1 if is_sum else max(1, sum(every_replica)))
     told = [number if number is None or not count else times(number, count * scale, dtype) for count in counts]
-    return Shares([Share(count * scale / accumulated, one) for count, one in zip(counts, told, strict=True)])
+    return Shares(
+        [Share(count * scale / accumulated, one, count * scale) for count, one in zip(counts, told, strict=True)]
+    )
 
 
 def times(number: Any, factor: float, dtype: torch.dtype) -> Any:

@@ -9,24 +9,28 @@ from typing import Any, NoReturn
 
 import torch
 import transformers
+from torch.utils._pytree import tree_map
 from transformers.utils.import_utils import is_sagemaker_mp_enabled
 
 from shardwright.accelerate import Accelerator
 from shardwright.accelerate.accelerator import distributed
 from shardwright.accelerate.gathering import gathered, gathered_objects
 from shardwright.accelerate.seat import started
-from shardwright.errors import ConfigError, ShardwrightError
-from shardwright.huggingface import saving
+from shardwright.errors import ConfigError
+from shardwright.execution.reproducible import numbers_of_script
+from shardwright.huggingface import overrides, saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
+from shardwright.huggingface.carried import carried
 from shardwright.huggingface.evaluation import ModelInSteps, over_replicas, samples_in, without_fillers
 from shardwright.huggingface.rows import by_rows
 from shardwright.huggingface.shares import Share, times
 from shardwright.huggingface.weighing import Weighing
 from shardwright.job.ranks import local_rank, rank
+from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.state import state
-from shardwright.step import StepFunction, step
+from shardwright.step import StepFunction, StepOutput, step
 from shardwright.tensor_parallel.marking import mark_of, set_tensor_parallelism
 
 
@@ -53,10 +57,9 @@ class Trainer(transformers.Trainer):
     row_blocks: int | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Let a ``training_step`` of a subclass that runs the model itself fail with what to write instead."""
+        """Let what a subclass overrides run as a divided model needs it."""
         super().__init_subclass__(**keywords)
-        if "training_step" in vars(cls):
-            setattr(cls, "training_step", _explained(vars(cls)["training_step"]))  # noqa: B010
+        overrides.enter(cls)
 
     def __init__(self, model: Any = None, args: Any = None, *others: Any, **keywords: Any) -> None:
         """Create it, with the arguments of ``transformers.Trainer``."""
@@ -155,18 +158,26 @@ class Trainer(transformers.Trainer):
             self.optimizer.train()
         inputs = dict(self._prepare_inputs(inputs))
         rows, blocks = samples_in(inputs), self._weighing.blocks
-        microbatches = _microbatches(rows // blocks)
+        microbatches = 1 if self._weighing.needs_all_rows else _microbatches(rows // blocks)
+        shares = self._weighing.shares(inputs, microbatches, num_items_in_batch)
+        if microbatches > 1 and self._weighing.needs_all_rows:  # as was just found
+            microbatches, shares = 1, self._weighing.shares(inputs, 1, num_items_in_batch)
         if microbatches not in self._train_steps:
             self._train_steps[microbatches] = step(microbatches=microbatches)(self._forward_and_backward)
-        shares = self._weighing.shares(inputs, microbatches, num_items_in_batch)
-        losses = self._train_steps[microbatches](model, by_rows(inputs, rows, blocks), shares)
+        with carried(self) if self._has_own_loss else contextlib.nullcontext():
+            losses = self._train_steps[microbatches](model, by_rows(inputs, rows, blocks), shares)
         loss: torch.Tensor = losses.reduce_sum().to(self.args.device)
         return loss
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether the loss is a script's, or another library's."""
+        return self.compute_loss_func is not None or overrides.is_overridden(type(self), "compute_loss")
 
     def _forward_and_backward(self, model: DistributedModel, inputs: dict[str, Any], share: Share) -> torch.Tensor:
         """Run a microbatch, whose loss counts for this share of the loss."""
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=share.number)
+            loss = self.compute_loss(model, share.told(inputs), num_items_in_batch=share.number)
         loss = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
         loss = loss * (share.weight or 1.0)
         scaler = self.accelerator.scaler
@@ -247,6 +258,8 @@ class Trainer(transformers.Trainer):
 
         The loss is that of the samples of all replicas, without those that fill up the last batch.
         """
+        if current_runtime().step.running:  # by a class above this one, in a step
+            return super().prediction_step(model, inputs, *others, **keywords)
         inputs = without_fillers(self.accelerator, inputs)
         in_steps: Any = self.model_in_steps
         replicas, self._evaluates = self.accelerator.num_processes, True
@@ -273,6 +286,31 @@ class Trainer(transformers.Trainer):
             self.args.average_tokens_across_devices = over_replicas
         # A loss of one of several replicas is multiplied by how many they are.
         return number if number is None or not over_replicas else number * self.accelerator.num_processes
+
+    def in_one_microbatch(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """Call a function, with the divided model first, in a step of one microbatch. All ranks call this.
+
+        It draws random numbers as the script would, which goes on after them.
+
+        Returns:
+            What it returns, on all ranks; the function runs on the first rank of each pipeline.
+        """
+        self._in_one = function
+        try:
+            results = self._one_step(self.distributed_model, args, keywords, torch.get_rng_state())
+        finally:
+            del self._in_one
+        results, drawn = tree_map(lambda one: one.outputs[0] if isinstance(one, StepOutput) else one, results)
+        torch.set_rng_state(drawn)
+        return results
+
+    @functools.cached_property
+    def _one_step(self) -> StepFunction[..., Any]:
+        def called(model: DistributedModel, args: Any, keywords: Any, drawn: torch.Tensor) -> Any:
+            with numbers_of_script(drawn):
+                return self._in_one(model, *args, **keywords), torch.get_rng_state()
+
+        return step(microbatches=1)(called)
 
     # --- checkpoints
 
@@ -327,28 +365,6 @@ class Trainer(transformers.Trainer):
         raise ConfigError(
             "Trainer.hyperparameter_search: start a job for each trial, since all ranks have to try the same"
         )
-
-
-def _explained(training_step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a subclass's ``training_step`` with an error that helps, if it runs the model outside of steps."""
-
-    @functools.wraps(training_step)
-    def explained(self: Trainer, *args: Any, **keywords: Any) -> Any:
-        self._in_own_step = True
-        try:
-            return training_step(self, *args, **keywords)
-        except ShardwrightError as error:
-            if not self._in_own_step:
-                raise
-            raise ConfigError(
-                f"{type(self).__name__}.training_step runs the model, or its backward, itself, and a divided model "
-                "runs in steps: override compute_loss, which runs once for each microbatch, and call "
-                "super().training_step(model, inputs, num_items_in_batch) where training_step does something besides"
-            ) from error
-        finally:
-            self._in_own_step = False
-
-    return explained
 
 
 def _microbatches(samples: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +11,18 @@ import torch
 from shardwright.accelerate.gathering import gathered_objects
 from shardwright.huggingface.asking import Unanswered, ask, uncounted
 from shardwright.huggingface.evaluation import samples_in
-from shardwright.huggingface.rows import blocks_of, by_rows, first_rows
+from shardwright.huggingface.rows import blocks_of, by_rows, first_rows, is_of_all_rows
 from shardwright.huggingface.shares import Share, Shares, counts_of, shares_of
 from shardwright.job.ranks import rank
 from shardwright.logs import logger
 from shardwright.model import DistributedModel
+from shardwright.state import state
 from shardwright.step import StepFunction, step
 
+_KNOWN = (
+    "Trainer: the loss of KTO depends on the mean divergence of all rows of a batch. So each batch runs in one "
+    "microbatch, as exact as in one process, in which the ranks of a pipeline take turns"
+)
 _LABELS, _OTHER, _ROWS, _SUM = "labels", "other labels", "rows", "sum"
 
 
@@ -33,6 +39,7 @@ class Weighing:
         self._by = _LABELS
         #: Whether it was asked, and of microbatches that have different numbers of labels.
         self._asked = self._settled = self._said_why = self._is_training = False
+        self._found_to_need_all_rows = False
         self._losses: dict[int, StepFunction[..., Any]] = {}
 
     @property
@@ -45,6 +52,18 @@ class Weighing:
     def is_sum(self) -> bool:
         """Whether losses of microbatches add up to that of the batch."""
         return self._by == _SUM
+
+    @functools.cached_property
+    def _is_known_to_need_all_rows(self) -> bool:
+        is_known = is_of_all_rows(self._trainer)
+        if is_known and state.cfg.microbatches > 1 and rank() == 0:
+            logger.warning("%s", _KNOWN)
+        return is_known
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether the loss of a row depends on other rows, so that a batch is not divided."""
+        return self._found_to_need_all_rows or self._is_known_to_need_all_rows
 
     def count(self, inputs: Mapping[str, Any]) -> float:
         """Return how much the loss of a batch, or of a part of it, counts for beside others; 0 if it has no labels."""
@@ -147,10 +166,11 @@ class Weighing:
             self._said_why = True
             return
         self._by = answer.weights or _ROWS
+        self._found_to_need_all_rows = answer.weights is None and microbatches > 1
         if answer.weights is None and microbatches > 1 and rank() == 0:
             logger.warning("%s", answer.warning())
 
     def _loss(self, model: DistributedModel, inputs: dict[str, Any], share: Share) -> torch.Tensor:
         with self._trainer.compute_loss_context_manager():
-            loss: torch.Tensor = self._trainer.compute_loss(model, inputs, num_items_in_batch=share.number)
+            loss: torch.Tensor = self._trainer.compute_loss(model, share.told(inputs), num_items_in_batch=share.number)
         return loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import signal
@@ -35,6 +36,10 @@ _EXPLAINED = {
     "training_script": "Python script that each rank runs",
     "training_script_args": "arguments of the script",
 }
+#: Options that make the configuration of ``smp.init``, with the keys that they stand for.
+_DEGREES = {"pp": "pipeline_parallel_degree", "tp": "tensor_parallel_degree", "microbatches": "microbatches"}
+#: What runs a script whose trainers train over ranks.
+_OF_TRAINERS = "shardwright.huggingface.script"
 #: Where any of these is given, ranks meet as it says, and else at a free port of this host.
 _MEETING = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
 #: What torch says where nobody answers.
@@ -54,6 +59,7 @@ Each of several ranks computes in one thread, unless OMP_NUM_THREADS is set. The
 that fails (128 and the signal's number if a signal ended it). Ctrl-C and SIGTERM end all ranks.
 
   shardwright run --ranks 2 train.py --epochs 3
+  shardwright run --ranks 4 --pp 2 --microbatches 4 --trainers -m trl.scripts.sft --config sft.yaml
   shardwright run --ranks 4 --nnodes 2 --rdzv-endpoint first-host:29400 train.py    (on both hosts)
 """
 
@@ -79,6 +85,15 @@ def parser() -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="ranks on this host: a number, or gpu for one on each GPU (default: 1)",
     )
+    made.add_argument(
+        "--trainers",
+        action="store_true",
+        help="train by the trainers of transformers, and those made of them, over the ranks; no line of SCRIPT changes",
+    )
+    for name, key in _DEGREES.items():
+        made.add_argument(
+            f"--{name}", dest=key, metavar="N", type=_whole(1, _MOST_RANKS), help=f"{key} of smp.init, with --trainers"
+        )
     return made
 
 
@@ -187,6 +202,12 @@ def _run(arguments: Sequence[str]) -> int:
     is_file = not given.module and not given.no_python
     if is_file and not _is_file(given.training_script):
         return _refuse(f"there is no file {_shown(given.training_script)}")
+    if not given.trainers and (degrees := [name for name, key in _DEGREES.items() if getattr(given, key)]):
+        return _refuse(f"--{degrees[0]} without --trainers; scripts with a call of smp.init give it the degrees")
+    if given.trainers and given.no_python:
+        return _refuse("--trainers with --no-python; trainers are of a Python script")
+    if given.trainers:
+        _let_trainers_run(given)
     _choose_meeting(made, given)
     if given.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would, with a banner
@@ -214,6 +235,14 @@ def _run(arguments: Sequence[str]) -> int:
         said = " ".join(str(error).split()) or "no more"
         return _refuse(f"torchrun failed with {type(error).__name__}: {_shown(said)}")
     return 0
+
+
+def _let_trainers_run(given: argparse.Namespace) -> None:
+    """Let what runs the script be started in its place."""
+    config = {key: value for key in _DEGREES.values() if (value := getattr(given, key))}
+    kind = "module" if given.module else "file"
+    given.training_script_args = [json.dumps(config), kind, given.training_script, *given.training_script_args]
+    given.training_script, given.module = _OF_TRAINERS, True
 
 
 def _refuse_lists(made: argparse.ArgumentParser, given: argparse.Namespace) -> None:
