@@ -17,6 +17,7 @@ CARGO := $(shell command -v cargo)
 GPU_PACK := target/gpu-pack
 BENCH_VENV := $(CURDIR)/.cache/bench-communication
 SITE_VENV := $(CURDIR)/.cache/site
+STACKS_VENV := $(CURDIR)/.cache/stacks
 
 # The extension is built against the environment's own Python and without libpython; tests and lints are built the same
 # way, so nothing builds twice.
@@ -31,7 +32,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stress gpu-test gpu-pack gpu-day gpu-rehearse wheel docs site stub lock clean first-minutes
+.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stacks stress gpu-test gpu-pack gpu-day gpu-rehearse wheel docs site stub lock clean first-minutes
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +103,13 @@ compat: setup ## scripts for the original library by its import path, beside pla
 
 trainers: setup ## train by the trainers of other libraries over ranks, beside their plain use in one process; ARGS="..." chooses
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.trainers $(ARGS)
+
+stacks: setup $(STACKS_VENV)/.complete ## train by the trainers of TRL over ranks, beside one plain process; ARGS="--only PATTERN"
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(STACKS_VENV)/bin/python -m tests.stacks $(ARGS)
+
+$(STACKS_VENV)/.complete: requirements/stacks.txt tools/environment.sh
+	@tools/environment.sh $(STACKS_VENV) $<
+	@touch $@
 
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
 	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)

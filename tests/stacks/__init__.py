@@ -1,0 +1,1 @@
+"""The stacks that people fine-tune with, over ranks, beside one plain process: ``make stacks``."""

@@ -1,0 +1,127 @@
+"""Trains by the trainers of other libraries over ranks, beside one plain process.
+
+The last line of the output is a JSON object: how many runs there were, how many were as exact as rounding allows, were
+refused in words, were wrong, and hung.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.stacks.kinds import KINDS, ONE_REPLICA
+from tests.stacks.layouts import LAYOUTS, RANKS
+
+#: Ends a job that stands still: the trainings of one layout take about a minute.
+HANG_SECONDS = 600.0
+#: The largest relative difference of what is logged, and of weights, of three updates in float32. Each of 60 modules
+#: of a model rounds by 6e-8, which is up to 4 sqrt(60) 6e-8 = 2e-6 in a loss; losses and norms of later steps are of
+#: weights that differ too.
+BAR = 1e-5
+#: Of what a difference is relative to, at least: losses are logarithms, and differences of values of this order.
+SMALLEST = 1.0
+
+
+def main() -> int:
+    """Run all, print a table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.stacks", description=__doc__)
+    parser.add_argument("--only", default="*", help="a pattern of names such as dpo-lora:pp2:4")
+    chosen = parser.parse_args()
+    jobs: dict[tuple[str, int], list[str]] = {}
+    for layout in LAYOUTS:
+        for microbatches in (1, 4):
+            kinds = [kind for kind in KINDS if not (kind in ONE_REPLICA and "dp2" in layout)]
+            kinds = [kind for kind in kinds if fnmatch.fnmatch(f"{kind}:{layout}:{microbatches}", chosen.only)]
+            if kinds:
+                jobs[layout, microbatches] = kinds
+    found = {"exact": 0, "refused": 0, "wrong": 0, "hung": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder, "plain")
+        trained([kind for kind in KINDS if any(kind in kinds for kinds in jobs.values())], "plain", 1, plain)
+        for (layout, microbatches), kinds in jobs.items():
+            here = Path(folder, f"{layout}-{microbatches}")
+            outcomes = trained(kinds, layout, microbatches, here)
+            for kind in kinds:
+                outcome, said = outcomes.get(kind) or compared(kind, plain, here)
+                found[outcome], said = found[outcome] + 1, " ".join(said.split())
+                print(f"{kind:20}{layout:>10}{microbatches:>4}  {outcome:8}{' '.join(said.split())}", flush=True)
+    runs = sum(found.values())
+    print(json.dumps({"runs": runs, **found}), flush=True)
+    return 0 if runs and not found["wrong"] and not found["hung"] and found["refused"] <= 6 else 1
+
+
+def trained(kinds: list[str], layout: str, microbatches: int, folder: Path) -> dict[str, tuple[str, str]]:
+    """Train each kind, in one job as far as that comes; return what became of those that did not train to the end."""
+    folder.mkdir()
+    outcomes: dict[str, tuple[str, str]] = {}
+    left = list(kinds)
+    while left:
+        given = ["-m", "tests.stacks.rank", ",".join(left), layout, str(microbatches), str(folder)]
+        started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS[layout]}"]
+        command = [sys.executable, *(started if layout != "plain" else []), *given]
+        began = time.monotonic()
+        with Path(folder, "output").open("w") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            try:
+                process.wait(HANG_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # torchrun ends its ranks
+                process.wait()
+        is_hung = time.monotonic() - began >= HANG_SECONDS
+        ended = [kind for kind in left if "error" not in (report(kind, folder) or {"error": ""})]
+        left = [kind for kind in left if kind not in ended]
+        if left:
+            first, *left = left
+            errors = [
+                one["error"] for rank in range(RANKS[layout]) if "error" in (one := report(first, folder, rank) or {})
+            ]
+            errors.sort(key=lambda error: error.startswith("PeerLostError"))  # what other ranks heard of it
+            told = errors[0] if errors else Path(folder, "output").read_text()[-2000:]
+            outcomes[first] = ("hung", "") if is_hung else ("refused" if is_refusal(told) else "wrong", told[:300])
+    return outcomes
+
+
+def report(kind: str, folder: Path, rank: int = 0) -> dict[str, Any] | None:
+    """What a rank has told of a training."""
+    path = folder / f"{kind}-{rank}.json"
+    told: dict[str, Any] | None = json.loads(path.read_text()) if path.is_file() else None
+    return told
+
+
+def is_refusal(error: str) -> bool:
+    """Whether an error is one by which this library refuses something in words."""
+    return error.startswith(("ConfigError: ", "FrameError: ", "UnsupportedValueError: "))
+
+
+def compared(kind: str, plain: Path, folder: Path) -> tuple[str, str]:
+    """Hold a training to the plain one."""
+    wanted, found = report(kind, plain), report(kind, folder)
+    assert wanted is not None, f"{kind} does not train alone"
+    assert found is not None, f"{kind} has told nothing"
+    pairs = [
+        (theirs[key], ours[key], key)
+        for theirs, ours in zip(wanted["log"], found["log"], strict=True)
+        for key in ("loss", "grad_norm")
+    ]
+    pairs.append((wanted["eval_loss"], found["eval_loss"], "eval_loss"))
+    logged = max((abs(a - b) / max(abs(a), SMALLEST), key) for a, b, key in pairs)
+    first, second = torch.load(plain / f"{kind}.pt"), torch.load(folder / f"{kind}.pt")
+    if first.keys() != second.keys():
+        return "wrong", f"names of weights differ: {sorted(first.keys() ^ second.keys())[:4]}"
+    scale = max(float(value.abs().max()) for value in first.values())
+    away = max(float((first[name] - second[name]).abs().max()) for name in first) / scale
+    said = f"logged within {logged[0]:.1e} ({logged[1]}), weights {away:.1e}"
+    return ("exact" if logged[0] <= BAR and away <= BAR else "wrong"), said
+
+
+if __name__ == "__main__":
+    sys.exit(main())

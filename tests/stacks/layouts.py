@@ -1,0 +1,12 @@
+"""Layouts of ranks in which trainers are held to one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "pp2": {"pipeline_parallel_degree": 2},
+    "dp2": {"ddp": True},
+    "pp2xdp2": {"pipeline_parallel_degree": 2, "ddp": True},
+}
+RANKS = {"plain": 1, "pp2": 2, "dp2": 2, "pp2xdp2": 4}

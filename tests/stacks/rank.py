@@ -1,0 +1,73 @@
+"""Trains by several trainers, alone or as a rank: ``KINDS LAYOUT MICROBATCHES FOLDER``, kinds with commas between.
+
+Writes for each kind ``FOLDER/KIND-RANK.json``, with what was logged or raised, and the final weights beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("CI", "true")
+
+from tests.stacks.kinds import KINDS
+from tests.stacks.layouts import LAYOUTS
+
+_TIMES = ("runtime", "per_second", "preparation_time", "time", "total_flos")
+
+
+def logged(trainer: Any) -> list[dict[str, float]]:
+    """What was logged, without times."""
+    return [
+        {key: value for key, value in entry.items() if not key.endswith(_TIMES)} for entry in trainer.state.log_history
+    ]
+
+
+def trained(kind: str, over: Any, folder: Path, replicas: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Train, and return what was logged, the metrics of an evaluation, and the final weights."""
+    trainer = KINDS[kind](over, folder, replicas)
+    trainer.train()
+    metrics = trainer.evaluate()
+    log = [entry for entry in logged(trainer) if "loss" in entry]
+    model = getattr(trainer, "distributed_model", trainer.model)
+    state = {name: one.detach().clone() for name, one in model.state_dict().items()}
+    return {"log": log, "eval_loss": metrics["eval_loss"]}, state
+
+
+def main() -> None:
+    """Run as the arguments say."""
+    kinds, layout_name, microbatches, folder = sys.argv[1].split(","), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+    rank, replicas, over = 0, 1, lambda kind: kind
+    if layout_name != "plain":
+        import shardwright as smp
+        from shardwright.huggingface import over_ranks
+
+        layout = LAYOUTS[layout_name]
+        smp.init({**layout, "microbatches": microbatches, "deterministic_server": True, "stall_timeout_seconds": 60})
+        rank, replicas, over = smp.rank(), smp.dp_size(), over_ranks  # type: ignore[assignment]
+    for kind in kinds:
+        began = time.monotonic()
+        try:
+            report, state = trained(kind, over, folder / kind, replicas)
+            if rank == 0:
+                torch.save(state, folder / f"{kind}.pt")
+        except Exception as error:
+            traceback.print_exc()
+            report = {"error": f"{type(error).__name__}: {error}"}
+        report["seconds"] = time.monotonic() - began
+        (folder / f"{kind}-{rank}.json").write_text(json.dumps(report))
+        if "error" in report and layout_name != "plain":
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
