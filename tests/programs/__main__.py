@@ -17,7 +17,7 @@ from tests.programs.trials import FOUND, describe, draw_program, jobs, stored, t
 from tests.programs.workers import try_with_workers
 
 #: The largest share of programs that may be refused.
-MAX_REFUSED = 0.06
+MAX_REFUSED = 0.05
 #: The smallest shares in which something crosses ranks, and in which gradients come back.
 MIN_CROSSED = (0.85, 0.7)
 _REPORT_SECONDS = 60.0
