@@ -88,17 +88,17 @@ def check_optimizer(
     """
     kind = original_class(optimizer)
     options = decoded["options"]
+    defaults = _defaults_of(kind)
     place = "user_content.optimizer.options"
     if not isinstance(options, list) or len(options) != len(groups) or not all(map(_is_options, options)):
         raise wrong(place, options, f"{len(groups)} dicts of options, as many as groups, without their parameters")
     if len(options) == len(optimizer.param_groups):
-        defaults = _defaults_of(kind)
         for number, (saved, own) in enumerate(zip(options, optimizer.param_groups, strict=True)):
             _check_options(f"{place}[{number}]", saved, own, defaults, is_elementwise(kind))
     _check_masters(kinds)
     if is_elementwise(kind):
         for number, saved in enumerate(options):
-            _check_values(f"{place}[{number}]", kind, saved)
+            _check_values(f"{place}[{number}]", kind, saved, defaults)
         _check_state(kinds)
         state = _keys_of_state(kinds, decoded["values"])
         for number, names in enumerate(groups):
@@ -164,9 +164,10 @@ def _defaults_of(kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
     return {each.name: each.default for each in known if each.default is not each.empty}
 
 
-def _check_values(place: str, kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> None:
+def _check_values(
+    place: str, kind: type[torch.optim.Optimizer], options: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
     """Refuse options with which PyTorch does not make an optimizer of this class."""
-    defaults = _defaults_of(kind)
     known = {key: value for key, value in options.items() if key in defaults}
     unfused = {key: value for key, value in _UNFUSED.items() if key in defaults}
     make: Any = kind

@@ -142,8 +142,7 @@ def newest_full(path: str | os.PathLike[str]) -> str:
 
 
 def _check_name(path: str | os.PathLike[str], tag: object) -> None:
-    check_tag(path, tag)
-    if not isinstance(tag, str) or _TAKEN.fullmatch(tag):
+    if _TAKEN.fullmatch(check_tag(path, tag)):
         raise ShardwrightError(
             f"tag is {tag!r}; allowed: not the name of another file of checkpoints: 'newest', 'user_content_...', "
             "'..._partial'"

@@ -13,8 +13,8 @@ def place_of(path: str | os.PathLike[str]) -> str:
     return os.fspath(path) if is_in_store(path) else os.path.abspath(path)
 
 
-def check_tag(path: str | os.PathLike[str], tag: object) -> None:
-    """Refuse a tag that no checkpoint at a path can have, of either kind.
+def check_tag(path: str | os.PathLike[str], tag: object) -> str:
+    """Return a tag; refuse one that no checkpoint at a path can have, of either kind.
 
     Raises:
         ShardwrightError: Names it, and what is allowed.
@@ -25,6 +25,7 @@ def check_tag(path: str | os.PathLike[str], tag: object) -> None:
         CheckpointWriter(path, tag)  # which writes nothing yet
     except UnicodeEncodeError:  # of an argument of the command line that was not UTF-8
         raise ShardwrightError(f"tag is {tag!r}; allowed: text that can be encoded as UTF-8") from None
+    return tag
 
 
 def check_on_disk(operation: str, path: str | os.PathLike[str]) -> None:
