@@ -24,10 +24,10 @@ from rich.table import Table
 from tests.jobs.built import build_hostile_member, build_rehearsal
 from tests.jobs.forked import ADDRESS, ROOT, fork_server
 
-#: Tests that run at once, a file to each.
-WORKERS = 2
+#: What says how many tests run at once, each worker with a file, here and in parts that are processes of their own.
+WORKERS = "SHARDWRIGHT_TESTS_WORKERS"
 #: Files in their order, each to one worker.
-DISTRIBUTED = (f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder")
+DISTRIBUTED = ("--dist=loadfile", "--no-loadscope-reorder")
 #: What tests took, by folder, and how many of the longest of each are named.
 SECONDS, LONGEST = ROOT / "out" / "test_seconds.txt", 5
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed", re.MULTILINE)
@@ -74,7 +74,8 @@ def run_pytest(arguments: Sequence[str]) -> tuple[int, list[str]]:
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-tests-") as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={report}", *arguments]
+        workers = os.environ.get(WORKERS, "2")
+        command = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={report}", f"-n{workers}", *arguments]
         code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode
         cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
         outcomes = collections.Counter(
@@ -223,8 +224,11 @@ def main() -> int:
         "--avx2", action="store_true", help="half precision, trainers and parity as on a processor without AVX-512"
     )
     parser.add_argument("--load", type=int, default=0, metavar="PROCESSES", help="run beside so many busy processes")
+    parser.add_argument("--workers", type=int, metavar="COUNT", help="Python tests that run at once; 2 by default")
     parser.add_argument("tests", nargs="*", help="files, folders or tests to repeat; all by default")
     given = parser.parse_args()
+    if given.workers:
+        os.environ[WORKERS] = str(given.workers)
     if given.avx2:
         os.environ.update(AVX2)
         os.environ.pop(ADDRESS, None)  # that of a server whose torch has chosen already

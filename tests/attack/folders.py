@@ -15,11 +15,12 @@ from pathlib import Path
 import shardwright as smp
 from shardwright._core import CheckpointReader
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.torn.damages import KINDS
 from tests.torn.states import commit, write
 
 #: Who has not ended by then, waits for ever.
-_SECONDS = 60.0
+_SECONDS = HANG_SECONDS
 
 
 def _pipe(path: Path) -> None:

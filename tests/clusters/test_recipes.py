@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ports import next_port
 
 from .running import RECIPES, SCRIPT, run_recipe, trained_by
@@ -70,7 +71,7 @@ def test_scripts_are_executable_and_bash_reads_them(recipe: Path) -> None:
     text = recipe.read_text()
     assert text.startswith("#!/usr/bin/env bash\n")
     assert "set -euo pipefail" in text
-    subprocess.run(["bash", "-n", recipe], check=True, timeout=30)
+    subprocess.run(["bash", "-n", recipe], check=True, timeout=HANG_SECONDS)
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.forked import ROOT
+from tests.jobs.patience import HANG_SECONDS
 from tools.gpu_day import pack
 from tools.gpu_day.plan import PLAN
 
@@ -47,7 +48,7 @@ def test_it_starts_from_any_folder_with_its_own_modules_and_writes_where_it_is_a
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     there, paths, out, *arguments = done.stdout.splitlines()
     assert there == str(packed)
@@ -71,7 +72,7 @@ def test_what_the_steps_import_comes_along_for_a_machine_without(packed: Path) -
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     files, names = done.stdout.splitlines()
     assert all(name.startswith(str(packed)) for name in files.split())

@@ -32,7 +32,7 @@ def run(
         env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
     )
     assert done.stdout, done.stderr
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]

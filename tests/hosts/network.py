@@ -9,7 +9,9 @@ import sys
 import uuid
 from pathlib import Path
 
-COMMAND_SECONDS = 20.0
+from tests.jobs.patience import HANG_SECONDS
+
+COMMAND_SECONDS = HANG_SECONDS
 RELAY = Path(__file__).with_name("relay.py")
 #: What the hosts call their link.
 LINK = "eth0"

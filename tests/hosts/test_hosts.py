@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.job import Job, Process
+from tests.jobs.patience import HANG_SECONDS
 
 from .network import LINK, Network, missing
 
@@ -75,7 +76,7 @@ assert socket.socket().connect_ex(("{network.address(1)}", 9)) != 0
 print(time.monotonic() - began, socket.gethostname())
 """
     command = [*network.prefix(0), sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     seconds, host = done.stdout.split()
     assert 2 * DELAY_MILLISECONDS / 1000 <= float(seconds) < 1
     assert host == "node-0"

@@ -20,6 +20,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from tests.jobs.patience import HANG_SECONDS
+
 DRAWS = 60
 STEPS = 3
 #: What no trial on small tensors sees, and how many steps show it: a rule that begins after the trial's last step, or
@@ -128,7 +130,7 @@ def sharding_of(numbers: random.Random, shape: tuple[int, ...]) -> Divided:
 
 def over_two_ranks(make: Callable[[Any], Optimizer], values: list[list[torch.Tensor]], divided: list[Divided]) -> Any:
     """Train on two threads, each of which has parts; return the whole parameters."""
-    meeting = threading.Barrier(2, timeout=30)
+    meeting = threading.Barrier(2, timeout=HANG_SECONDS)
     said: list[Any] = [None, None]
 
     def rank(place: int) -> list[torch.Tensor]:

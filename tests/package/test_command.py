@@ -14,6 +14,8 @@ import shardwright
 import torch
 from shardwright.command import main
 
+from tests.jobs.patience import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 CHECKS = ["shardwright", "python", "torch", "cuda", "ucx", "shared memory", "/dev/shm", "stale segments", "tcp"]
 
@@ -21,7 +23,7 @@ CHECKS = ["shardwright", "python", "torch", "cuda", "ucx", "shared memory", "/de
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardwright.command", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, env=environment)
 
 
 def test_doctor_says_of_every_part_what_it_found() -> None:

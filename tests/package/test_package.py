@@ -13,6 +13,7 @@ import pytest
 import shardwright as smp
 
 from tests.jobs.forked import ROOT
+from tests.jobs.patience import HANG_SECONDS
 
 NAMES = Path(__file__).with_name("public_names.txt")
 
@@ -62,7 +63,7 @@ def test_every_public_name_exists_and_is_documented(name: str) -> None:
 def test_importing_changes_nothing() -> None:
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}
     result = subprocess.run(
-        [sys.executable, "-c", WATCHED_IMPORT], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, "-c", WATCHED_IMPORT], capture_output=True, text=True, timeout=HANG_SECONDS, env=environment
     )
     assert result.returncode == 0, result.stderr
     seen = json.loads(result.stdout)
@@ -73,7 +74,7 @@ def test_importing_changes_nothing() -> None:
 def test_the_first_table_which_one_rank_prints_leaves_random_numbers_alone() -> None:
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}
     result = subprocess.run(
-        [sys.executable, "-c", FIRST_TABLE], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, "-c", FIRST_TABLE], capture_output=True, text=True, timeout=HANG_SECONDS, env=environment
     )
     assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
     assert "Partition assignments" in result.stderr

@@ -11,10 +11,11 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.programs.trials import Trial
 
 #: Longer than any program takes, with what it takes to find that its ranks hang.
-SECONDS = 240.0
+SECONDS = HANG_SECONDS
 #: A worker is replaced after so many programs: caches of torch grow with every module that it sees.
 PROGRAMS_EACH = 100
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.torn.damages import complaints, damages, prepared
 from tests.torn.endings import first_save, judged, own_tag
 from tests.torn.states import commit, write
@@ -18,7 +19,7 @@ from tests.torn.states import commit, write
 def test_a_newest_checkpoint_is_never_torn(seed: str) -> None:
     """Ten kills, and disks that are full eight times; in a process without threads, since the ranks are its forks."""
     command = [sys.executable, "-m", "tests.torn", "--kills=10", "--disks=4", "--damages=0", f"--seed={seed}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == {"kills": 10, "torn": 0, "undetected": 0}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.examples.running import EXAMPLES, run_script
-from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import outputs_of_ranks
 from tests.trainers.import_path import ROOT, outputs_of
 from tests.trainers.layouts import LAYOUTS, Layout
@@ -23,7 +22,6 @@ ROUNDING = 1e-5
 #: How the names of kinds begin that are trained by Lightning.
 LIGHTNING = "lightning-"
 DTYPES = ("float32", "float64")
-JOB_SECONDS = HANG_SECONDS
 
 Report = dict[str, Any]
 
@@ -36,9 +34,9 @@ def run(kind: str, layout: str, dtype: str) -> list[Report]:
     with tempfile.TemporaryDirectory(prefix="trainers-") as folder:
         command = [f"tests.trainers.{module}", kind.removeprefix(LIGHTNING), layout, dtype, folder]
         if kind in ORIGINAL and ranks:
-            outputs = outputs_of(*command, parameters=LAYOUTS[layout].parameters, ranks=ranks, seconds=JOB_SECONDS)
+            outputs = outputs_of(*command, parameters=LAYOUTS[layout].parameters, ranks=ranks)
         else:
-            outputs = outputs_of_ranks("-m", *command, ranks=ranks, seconds=JOB_SECONDS, folder=ROOT)
+            outputs = outputs_of_ranks("-m", *command, ranks=ranks, folder=ROOT)
         if ranks and not by_lightning:
             assert "'loss'" in outputs[0], "rank 0 has printed no losses"
             assert not any(outputs[1:]), "ranks other than 0 have printed"

@@ -44,7 +44,6 @@ def test_the_rest_of_the_interface(ranks: int, keys: dict[str, Any], tmp_path: P
         str(tmp_path),
         parameters={**_SETTINGS, **keys},
         ranks=ranks,
-        seconds=250,
     )
     assert json.loads(first.splitlines()[-1])["checks"] >= 10
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import outputs_of_ranks
 
 JOB = Path(__file__).with_name("job.py")
-SECONDS = 500
+SECONDS = HANG_SECONDS
 
 CLEAN = ["GPT-2", "GPT-2 with dropout", "GPT-2 in float32", "T5", "CNN", "chain", "chain with dropout", "tied"]
 #: By scenario: the module to be named, where, the rank that runs it, and a part of what is said.

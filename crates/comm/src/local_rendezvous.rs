@@ -255,7 +255,7 @@ fn system(error: &io::Error) -> StartError {
 mod tests {
     use super::*;
 
-    const WATCHDOG: Duration = Duration::from_secs(30);
+    const WATCHDOG: Duration = Duration::from_mins(5);
 
     fn unique(what: &str) -> String {
         format!("{what} of the tests of process {}", std::process::id())

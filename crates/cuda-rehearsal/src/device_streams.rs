@@ -1,7 +1,7 @@
 //! Streams and events.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::capture::{Captures, Mode};
@@ -30,12 +30,20 @@ struct Recorded {
 /// A device's streams; each runs in a thread of its own, which [`DeviceStreams::run`] is for.
 pub(crate) struct DeviceStreams {
     state: Mutex<State>,
-    changed: Condvar,
+    /// A stream has done all that it had.
+    done: Condvar,
     delay: Duration,
 }
 
+/// What a stream has to do. It is woken alone: of threads that all wake for each operation, most would only be in the way of the one.
+#[derive(Default)]
+struct Stream {
+    queue: VecDeque<Operation>,
+    given: Arc<Condvar>,
+}
+
 struct State {
-    streams: BTreeMap<u64, VecDeque<Operation>>,
+    streams: BTreeMap<u64, Stream>,
     events: BTreeMap<u64, Recorded>,
     captures: Captures,
     /// Streams that do not run for now.
@@ -56,7 +64,7 @@ impl DeviceStreams {
                 next_handle: FIRST_HANDLE,
                 copies_left: copies,
             }),
-            changed: Condvar::new(),
+            done: Condvar::new(),
             delay,
         }
     }
@@ -65,7 +73,7 @@ impl DeviceStreams {
     pub(crate) fn create_stream(&self) -> u64 {
         let mut state = self.lock();
         let stream = state.handle();
-        state.streams.insert(stream, VecDeque::new());
+        state.streams.insert(stream, Stream::default());
         stream
     }
 
@@ -83,13 +91,13 @@ impl DeviceStreams {
         while state
             .streams
             .get(&stream)
-            .is_some_and(|left| !left.is_empty())
+            .is_some_and(|left| !left.queue.is_empty())
         {
-            state = self.wait(state);
+            state = wait(&self.done, state);
         }
-        let known = state.streams.remove(&stream).is_some();
-        self.changed.notify_all();
-        known.then_some(()).ok_or(INVALID_HANDLE)
+        let stream = state.streams.remove(&stream).ok_or(INVALID_HANDLE)?;
+        stream.given.notify_all();
+        Ok(())
     }
 
     pub(crate) fn create_event(&self) -> u64 {
@@ -164,7 +172,7 @@ impl DeviceStreams {
         let used = state
             .streams
             .values()
-            .flatten()
+            .flat_map(|stream| &stream.queue)
             .any(|operation| match *operation {
                 Operation::Copy { to, from, bytes } => touches(to, bytes) || touches(from, bytes),
                 Operation::Reach { .. } => false,
@@ -183,7 +191,9 @@ impl DeviceStreams {
         } else {
             state.stopped.remove(&stream);
         }
-        self.changed.notify_all();
+        if let Some(stream) = state.streams.get(&stream) {
+            stream.given.notify_all();
+        }
     }
 
     /// How many streams and events there are.
@@ -204,22 +214,23 @@ impl DeviceStreams {
         operation: Operation,
     ) -> Result<(), i32> {
         let captured = state.captures.has(stream);
-        let queue = state.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
+        let stream = state.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
         if !captured {
-            queue.push_back(operation); // else it is a part of the graph, and does not run
+            stream.queue.push_back(operation); // else it is a part of the graph, and does not run
+            stream.given.notify_all();
         }
-        self.changed.notify_all();
         Ok(())
     }
 
     /// Does what a stream is given, until it is destroyed; `copy` moves bytes.
     pub(crate) fn run(&self, stream: u64, copy: impl Fn(u64, u64, usize)) {
         let mut state = self.lock();
-        while let Some(queue) = state.streams.get(&stream) {
+        while let Some(Stream { queue, given }) = state.streams.get(&stream) {
             let runs = !state.stopped.contains(&stream);
             match queue.front().copied().filter(|_| runs) {
                 None => {
-                    state = self.wait(state);
+                    let given = Arc::clone(given);
+                    state = wait(&given, state);
                     continue;
                 }
                 Some(Operation::Copy { to, from, bytes }) => {
@@ -234,21 +245,23 @@ impl DeviceStreams {
                     }
                 }
             }
-            if let Some(queue) = state.streams.get_mut(&stream) {
+            if let Some(Stream { queue, .. }) = state.streams.get_mut(&stream) {
                 queue.pop_front();
+                if queue.is_empty() {
+                    self.done.notify_all();
+                }
             }
-            self.changed.notify_all();
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let woken = self.changed.wait_timeout(state, Duration::from_secs(1));
-        woken.unwrap_or_else(PoisonError::into_inner).0
-    }
+fn wait<'a>(changed: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    let woken = changed.wait_timeout(state, Duration::from_secs(1));
+    woken.unwrap_or_else(PoisonError::into_inner).0
 }
 
 impl State {

@@ -10,7 +10,7 @@ use crate::{
     INVALID_VALUE, LAUNCH_FAILED, NOT_READY, NOT_REGISTERED, OUT_OF_MEMORY, Undefined,
 };
 
-const WATCHDOG: Duration = Duration::from_mins(1);
+const WATCHDOG: Duration = Duration::from_mins(5);
 
 fn reached(machine: &DeviceStreams, event: u64) {
     let begin = Instant::now();

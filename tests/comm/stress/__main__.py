@@ -23,10 +23,12 @@ from typing import Any
 
 import shardwright as smp
 
+from tests.jobs.patience import HANG_SECONDS, slowdown
+
 from .ranks import Job, Rank, shared_memory, shared_memory_in_use
 from .traffic import Traffic
 
-START_SECONDS = 60.0
+START_SECONDS = HANG_SECONDS
 END_SECONDS = 20.0
 REPORT_SECONDS = 5.0
 #: A kill comes so many seconds after the messages have begun to flow, at most.
@@ -155,9 +157,9 @@ class Stress:
         slowest = 0.0
         survivors = [rank for rank in range(self.options.ranks) if rank != victim]
         for rank in survivors:
-            said = job.ranks[rank].hear(killed + 2 * REPORT_SECONDS)
+            said = job.ranks[rank].hear(killed + HANG_SECONDS)
             loss = said and said["loss"]
-            if not loss or loss[0] != victim or loss[2] - killed > REPORT_SECONDS:
+            if not loss or loss[0] != victim or loss[2] - killed > REPORT_SECONDS * slowdown():
                 self.violations.append(f"kill {number} of rank {victim} after {moment:.3f} s: rank {rank} said {loss}")
                 continue
             slowest = max(slowest, loss[2] - killed)

@@ -21,6 +21,8 @@ import torch
 from shardwright.errors import PeerLostError, ShardwrightError
 from shardwright.job.ranks import RankType
 
+from tests.jobs.patience import HANG_SECONDS
+
 WORLD_RANK = RankType.WORLD_RANK
 THREADS = 3
 WINDOW = 128
@@ -29,7 +31,7 @@ ACKNOWLEDGED = 32
 SIZES = ((1 << 10, 0.7), (32 << 10, 0.25), (256 << 10, 0.0495), (4 << 20, 0.0005))
 MAX = 4 << 20
 #: How long a sender waits for an acknowledgement, and a receiver for a message, before it gives the test up.
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = HANG_SECONDS
 
 
 class Window:

@@ -15,8 +15,8 @@ from shardwright.logs import warn_once
 
 from tests.compat.cells.cell import REFUSED, SAID, Cell
 from tests.compat.cells.script import Script
+from tests.jobs.patience import HANG_SECONDS
 
-_SECONDS = 120
 _SAYS = ("has no effect here", "without effect here")
 
 
@@ -67,7 +67,7 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     for given in json.loads(Path(sys.argv[1]).read_text()):
         cell = Cell(**given)
-        faulthandler.dump_traceback_later(_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         found = problem(cell, rank)
         print(json.dumps({"cell": str(cell), "problem": found}), flush=True)
         if found is not None:

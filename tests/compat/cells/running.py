@@ -9,9 +9,10 @@ from pathlib import Path
 
 from tests.compat.cells.cell import LAYOUTS, Cell
 from tests.jobs.forked import ROOT
+from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ranks import run_ranks
 
-_SECONDS_PER_CELL, _SECONDS = 3.0, 120.0
+_SECONDS_PER_CELL = 20.0
 #: After so many failures in one layout, the rest of it fails without a run.
 _MAX_FAILURES = 20
 
@@ -38,7 +39,7 @@ def _of_layout(cells: list[Cell], folder: Path) -> Iterator[tuple[Cell, str]]:
         ended = run_ranks(
             *("-m", "tests.compat.cells.rank", str(listed)),
             ranks=ranks,
-            seconds=_SECONDS + _SECONDS_PER_CELL * len(left),
+            seconds=HANG_SECONDS + _SECONDS_PER_CELL * len(left),
             folder=folder,
             environment=environment,
         )

@@ -48,7 +48,7 @@ use shardwright_wire::{
 use crate::transport::{Loss, Receiver};
 
 /// Longer than anything here takes, so that a failure is not a hang.
-pub(crate) const WATCHDOG: Duration = Duration::from_mins(1);
+pub(crate) const WATCHDOG: Duration = Duration::from_mins(5);
 
 /// What a receiver was told.
 #[derive(Clone, Debug, PartialEq)]

@@ -15,7 +15,7 @@ use super::testing::library;
 use super::{EndpointId, Library, Options, Worker, WorkerEvent};
 
 /// Far above what any of the tests takes.
-const DEADLINE: Duration = Duration::from_mins(1);
+const DEADLINE: Duration = Duration::from_mins(5);
 
 /// Choices of transports that every machine has.
 const TRANSPORTS: [&str; 3] = ["posix,self", "posix,tcp,self", "tcp,self"];
