@@ -14,7 +14,8 @@ use crate::in_process::faults::in_process_with_faults;
 use crate::transport::{Loss, Transport};
 use crate::{Cut, Faults, InProcess};
 
-const DEADLINE: Duration = Duration::from_secs(1);
+/// Longer than a machine that has much else to do is silent by itself.
+const DEADLINE: Duration = Duration::from_secs(4);
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 fn job(world: usize, faults: &Faults) -> Vec<(Arc<InProcess>, Arc<Recorder>)> {
@@ -91,7 +92,7 @@ fn a_dropped_message_is_missed_within_the_deadline() {
         |loss| {
             is_broken_with(
                 loss,
-                "messages 40 to 199 did not arrive within 1 s although sent",
+                "messages 40 to 199 did not arrive within 4 s although sent",
             )
         },
     );
@@ -100,7 +101,7 @@ fn a_dropped_message_is_missed_within_the_deadline() {
 #[test]
 fn a_message_that_is_missing_among_others_is_named_with_those() {
     let is_expected = |loss: &Loss| {
-        is_broken_with(loss, " did not arrive within 1 s while ") && is_broken_with(loss, " did")
+        is_broken_with(loss, " did not arrive within 4 s while ") && is_broken_with(loss, " did")
     };
     harm_one_pair(40..=198, |faults| faults.drop = 0.1, is_expected);
 }
@@ -128,7 +129,7 @@ fn a_cut_that_nobody_notices_is_silence() {
     harm_one_pair(
         40..=40,
         |faults| faults.cut = Some(Cut::Silent),
-        |loss| *loss == Loss::Silent { seconds: 1 },
+        |loss| *loss == Loss::Silent { seconds: 4 },
     );
 }
 
@@ -147,7 +148,7 @@ fn a_cut_of_everything_parts_all_from_all() {
             .iter()
             .filter(|(peer, _)| peer.rank() != transport.rank())
         {
-            let silent = Loss::Silent { seconds: 1 };
+            let silent = Loss::Silent { seconds: 4 };
             assert_eq!(recorder.wait_loss(peer.rank()), silent);
             let delivered = recorder.delivered();
             assert_eq!(numbers_from(&delivered, peer.rank()), prefix(40));

@@ -10,6 +10,7 @@ use shardwright_wire::codec::{encode, heartbeat_frame};
 use shardwright_wire::{FORMAT_VERSION, Heartbeat, Limits};
 
 use super::{Delivered, Recorder, WATCHDOG, heavy, numbered};
+use crate::error::CommError;
 use crate::job::JobOptions;
 use crate::tcp::Tcp;
 use crate::tcp::testing::{Frozen, all_options, join, join_frozen};
@@ -30,8 +31,12 @@ fn a_frozen_peer_is_noticed_although_it_takes_nothing() {
     all[0].liveness_timeout = Duration::from_secs(1);
     let (rank, frozen) = beside_a_frozen_rank(all, &recorder);
     let began = Instant::now();
+    // More than the socket takes; on a busy machine the loss may come before the last of them.
     for _ in 0..64 {
-        rank.send(Rank(1), heavy(1 << 20, 0)).unwrap();
+        match rank.send(Rank(1), heavy(1 << 20, 0)) {
+            Ok(()) | Err(CommError::PeerLost { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
     }
     assert_eq!(recorder.wait_loss(Rank(1)), Loss::Silent { seconds: 1 });
     rank.close(None);

@@ -14,7 +14,7 @@ use socket2::SockRef;
 use super::acceptor_state::{AcceptorState, Arrival, PendingHandshake};
 use super::address::Listener;
 use super::pending::PendingConnections;
-use super::{HANDSHAKE_DEADLINE, SHUTDOWN_DEADLINE};
+use super::{HANDSHAKE_DEADLINE, HANDSHAKES_END};
 use crate::secret::Secret;
 use shardwright_system::Owner;
 
@@ -89,7 +89,7 @@ impl Acceptor {
             tracing::error!("the accepting thread panicked");
         }
         if !matches!(
-            self.ended.recv_timeout(SHUTDOWN_DEADLINE),
+            self.ended.recv_timeout(HANDSHAKES_END),
             Err(crossbeam_channel::RecvTimeoutError::Disconnected)
         ) {
             tracing::warn!("a handshake outlived its job");

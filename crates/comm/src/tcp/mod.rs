@@ -46,8 +46,5 @@ pub(crate) const REGISTRATION_DEADLINE: Duration = Duration::from_secs(10);
 /// cannot start, so that they learn why.
 pub(crate) const GRACE: Duration = Duration::from_secs(4);
 
-/// How long `close` waits for queued messages to leave.
-pub(crate) const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
-
-/// How long `close` then waits for the peers to have seen the shutdown notice.
-pub(crate) const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(1);
+/// How long the acceptor's end waits for a handshake to notice it.
+const HANDSHAKES_END: Duration = Duration::from_secs(1);

@@ -16,7 +16,6 @@ use shardwright_wire::{ErrorReport, Limits, Message};
 use super::acceptor::Acceptor;
 use super::connection::Connection;
 use super::link::{Hub, Link, read_all, write_all};
-use super::{CLOSE_DEADLINE, SHUTDOWN_DEADLINE};
 use crate::error::CommError;
 use crate::exchange::Exchange;
 use crate::transport::{CommStats, HeartbeatState, Loss, PeerInfo, Receiver, Transport};
@@ -165,13 +164,12 @@ impl Tcp {
         }
     }
 
-    fn send_shutdown_notice(&self, report: Option<ErrorReport>) {
+    fn send_shutdown_notice(&self, report: Option<ErrorReport>, deadline: Instant) {
         let shutdown_notice = encode(
             &Message::ShutdownNotice(report.map(Box::new)),
             &self.hub.limits,
         );
         // Behind what is queued, for which there may be no room left amid traffic.
-        let deadline = Instant::now() + CLOSE_DEADLINE;
         for link in self.links.values() {
             if let (Ok(shutdown_notice), Some(queue)) = (&shutdown_notice, link.queue())
                 && queue
@@ -185,9 +183,9 @@ impl Tcp {
     }
 }
 
-fn all_ended(ended: &Outlet<()>, limit: Duration) -> bool {
+fn all_ended(ended: &Outlet<()>, deadline: Instant) -> bool {
     matches!(
-        ended.recv_timeout(limit),
+        ended.recv_deadline(deadline),
         Err(RecvTimeoutError::Disconnected)
     )
 }
@@ -254,11 +252,11 @@ impl Transport for Tcp {
             return;
         }
         self.acceptor.close();
-        self.send_shutdown_notice(report);
+        // A peer that is there, however busy its machine is, is not told less than one that may still be.
+        let deadline = Instant::now() + self.hub.liveness;
+        self.send_shutdown_notice(report, deadline);
         // A connection closed with unread bytes would take the shutdown notice with it: the peers end it instead.
-        if !(all_ended(&self.writers_ended, CLOSE_DEADLINE)
-            && all_ended(&self.readers_ended, SHUTDOWN_DEADLINE))
-        {
+        if !(all_ended(&self.writers_ended, deadline) && all_ended(&self.readers_ended, deadline)) {
             tracing::debug!(rank = %self.rank, "not every peer took the shutdown notice");
         }
         for link in self.links.values() {

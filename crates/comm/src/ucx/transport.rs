@@ -21,7 +21,6 @@ use crate::exchange::Exchange;
 use crate::job::{JobOptions, TensorMemory};
 use crate::layers::{Layer, Met, Prepared};
 use crate::start_error::StartError;
-use crate::tcp::CLOSE_DEADLINE;
 use crate::transport::{
     CommStats, HeartbeatState, Loss, Observation, PeerInfo, Receiver, Transport,
 };
@@ -38,6 +37,8 @@ struct Ucx {
     engine: Arc<Engine>,
     exchange: Arc<Exchange>,
     limits: Limits,
+    /// How long a peer may be silent, and so how long the end waits for one that takes nothing.
+    liveness: Duration,
     thread: Mutex<Option<JoinHandle<()>>>,
     owner: Owner,
 }
@@ -47,6 +48,7 @@ struct Ready {
     engine: Arc<Engine>,
     relay: Arc<Relay>,
     place: Vec<u8>,
+    liveness: Duration,
 }
 
 /// What comes from below, on its way to the receiver.
@@ -91,6 +93,7 @@ pub(super) fn ready(
             announced: Mutex::default(),
         }),
         engine,
+        liveness: options.liveness_timeout,
     }))
 }
 
@@ -125,6 +128,7 @@ impl Prepared for Ready {
             engine,
             exchange: met.exchange,
             limits: met.limits,
+            liveness: self.liveness,
             thread: Mutex::new(Some(thread)),
             owner: Owner::this_process(),
         }))
@@ -237,7 +241,7 @@ impl Transport for Ucx {
         let Some(thread) = thread else {
             return;
         };
-        if !self.engine.flush(CLOSE_DEADLINE) {
+        if !self.engine.flush(self.liveness) {
             tracing::debug!(rank = %self.rank(), "not every message left before the end");
         }
         for rank in (0..self.world()).map(Rank) {
