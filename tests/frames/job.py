@@ -43,8 +43,17 @@ _WAITS = (
 )
 
 
+def _settings() -> tuple[process.Settings, process.RandomState]:
+    return process.settings(), process.random_state()
+
+
+def _restore(settings: tuple[process.Settings, process.RandomState]) -> None:
+    process.restore_settings(settings[0])
+    process.restore_random_state(settings[1])
+
+
 class Turn:
-    """The right to run Python for a rank, under the settings that the rank left when it last had it."""
+    """The right to run Python for a rank, under the settings and generators that it left when it last had it."""
 
     def __init__(self, lock: threading.Lock) -> None:
         """Share ``lock`` with the other ranks."""
@@ -54,20 +63,20 @@ class Turn:
 
     def start(self) -> None:
         """Have the settings of the caller, which are in place again whenever no rank has its turn."""
-        self._outside = self._settings = process.settings()
+        self._outside = self._settings = _settings()
 
     def take(self) -> None:
         if not getattr(self._own, "held", False):
             self._lock.acquire()
             self._own.held = True
-            process.restore_settings(self._settings)
+            _restore(self._settings)
 
     def give(self) -> bool:
         """Give it away; whether this thread had it."""
         held = getattr(self._own, "held", False)
         if held:
-            self._settings = process.settings()
-            process.restore_settings(self._outside)
+            self._settings = _settings()
+            _restore(self._outside)
             self._own.held = False
             self._lock.release()
         return held
