@@ -219,6 +219,14 @@ _UNUSUAL = (
         )
     ),
 )
+#: Each life before a model is wrapped, and models that collect, over layouts in turn; ``make zoo`` draws more of them.
+_LIVED = (
+    Case("GPT-2", 2, 1, "interleaved", 2, steps=2, life="looked", collects=True),
+    Case("Mixtral, router loss", 2, 1, "interleaved", 1, steps=2, life="collected", collects=True),
+    Case("BERT", 2, 2, "simple", 2, steps=2, life="trained", collects=True),
+    Case("Mixtral", 3, 1, "interleaved", 2, steps=2, life="copied", collects=True),
+    Case("Llama", 3, 1, "simple", 2, steps=2, life="loaded", collects=True),
+)
 #: Problems whose parameters are made in many ways, or used so.
 _DELAYED = (
     "GPT-2",
@@ -254,7 +262,7 @@ def all_cases() -> list[Case]:
         for case in with_partitions(_SEEDS)
         if zlib.crc32(f"{case.problem} {case.partition}".encode()) % _ONE_IN == 0
     ]
-    return _grouped([*_cases(), *random])
+    return _grouped([*_cases(), *random, *_LIVED])
 
 
 def with_partitions(seeds: Iterable[int]) -> list[Case]:

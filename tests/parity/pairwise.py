@@ -23,6 +23,7 @@ def factors(case: Case) -> list[Hashable]:
         ("average", case.average),
         ("partition", case.partition is not None),
         ("delayed", case.delayed),
+        *([("life", case.life)] if case.life else []),
         *case.keys,
         *case.options,
     ]
