@@ -1,4 +1,4 @@
-"""By the script's seed too, pipelines drop the same elements in training with evaluations in between as without them."""
+"""By the script's seed too, pipelines drop the same elements in training with evaluations in between as without."""
 
 from __future__ import annotations
 

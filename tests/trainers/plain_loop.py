@@ -1,10 +1,9 @@
-"""A rank of a job with a pipeline that trains in a plain loop; the last line of its output has what was warned of."""
+"""A rank of jobs with a pipeline that train in plain loops; the last line of its output has what each was warned of."""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 import tempfile
 
 import shardwright as smp
@@ -37,19 +36,38 @@ def by_hand() -> None:
         optimizer.step()
 
 
+def by_accelerate() -> None:
+    """Train in a loop of accelerate itself, which knows of no job of the library."""
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = nn.Linear(4, 4)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        accelerator.backward(model(torch.ones(2, 4)).square().mean())
+        optimizer.step()
+
+
+def by_two_optimizers() -> None:
+    """Train two models in a loop."""
+    by_hand()
+    by_hand()
+
+
 def main() -> None:
-    """Train, tell."""
+    """Train in one job after another, tell."""
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("shardwright").addHandler(handler)
-    smp.init(pipeline_parallel_degree=2)
-    if sys.argv[1] == "trainer":
-        by_trainer()
-    else:
-        by_hand()
-    print(json.dumps([text for text in texts if "pipeline_parallel_degree" in text]))
-    smp.shutdown()
+    told = {}
+    for loop in (by_hand, by_two_optimizers, by_accelerate, by_trainer):
+        texts.clear()
+        smp.init(pipeline_parallel_degree=2)
+        loop()
+        smp.shutdown()
+        told[loop.__name__] = [text for text in texts if "pipeline_parallel_degree" in text]
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class ModelInSteps:
 
     def __call__(self, **inputs: Any) -> Any:
         """Run the model on a batch."""
-        microbatches = min(int(state.cfg.microbatches), samples_in(inputs))
+        microbatches = 1 if self._weighing.needs_all_rows else min(int(state.cfg.microbatches), samples_in(inputs))
         if microbatches not in self._steps:
             self._steps[microbatches] = step(microbatches=microbatches)(self._forward)
         outputs, counts = self._steps[microbatches](

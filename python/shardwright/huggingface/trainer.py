@@ -157,6 +157,7 @@ class Trainer(transformers.Trainer):
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = dict(self._prepare_inputs(inputs))
+        self._weighing.train()
         rows, blocks = samples_in(inputs), self._weighing.blocks
         microbatches = 1 if self._weighing.needs_all_rows else _microbatches(rows // blocks)
         shares = self._weighing.shares(inputs, microbatches, num_items_in_batch)
@@ -281,11 +282,18 @@ class Trainer(transformers.Trainer):
             return super()._get_num_items_in_batch(batch_samples, device)
         over_replicas, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
         try:
-            number = super()._get_num_items_in_batch(batch_samples, device)
+            number: torch.Tensor | int | None = super()._get_num_items_in_batch(batch_samples, device)
         finally:
             self.args.average_tokens_across_devices = over_replicas
+        if number is None or not over_replicas or (replicas := self.accelerator.num_processes) == 1:
+            return number
+        if self._weighing.is_unequal:  # replicas count by their rows, so they divide sums over labels by as much
+            every = gathered_objects((float(number), own := self._weighing.count(batch_samples[0])))
+            share = own / (sum(count for _, count in every) or 1.0)
+            number = times(sum(labels for labels, _ in every), share, self._number_dtype)
         # A loss of one of several replicas is multiplied by how many they are.
-        return number if number is None or not over_replicas else number * self.accelerator.num_processes
+        multiplied: torch.Tensor | int | None = number * replicas
+        return multiplied
 
     def in_one_microbatch(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         """Call a function, with the divided model first, in a step of one microbatch. All ranks call this.

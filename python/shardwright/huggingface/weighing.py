@@ -38,8 +38,8 @@ class Weighing:
         self._trainer = trainer
         self._by = _LABELS
         #: Whether it was asked, and of microbatches that have different numbers of labels.
-        self._asked = self._settled = self._said_why = self._is_training = False
-        self._found_to_need_all_rows = False
+        self._asked = self._settled = self._said = self._said_why = self._is_training = False
+        self._found_to_need_all_rows = self._fits_not = False
         self._losses: dict[int, StepFunction[..., Any]] = {}
 
     @property
@@ -61,6 +61,11 @@ class Weighing:
         return is_known
 
     @property
+    def is_unequal(self) -> bool:
+        """Whether nothing makes losses of parts of a batch that of the batch, so that they count by their rows."""
+        return self._fits_not
+
+    @property
     def needs_all_rows(self) -> bool:
         """Whether the loss of a row depends on other rows, so that a batch is not divided."""
         return self._found_to_need_all_rows or self._is_known_to_need_all_rows
@@ -72,10 +77,13 @@ class Weighing:
             return float(labels.ne(-100).reshape(len(labels), -1).any(1).sum())
         return float(counts.get(self._by, counts[_LABELS])[0])
 
+    def train(self) -> None:
+        """Ask anew, once: evaluation may have asked, which is told another number of labels."""
+        if not self._is_training:
+            self._is_training, self._asked, self._settled, self._found_to_need_all_rows = True, False, False, False
+
     def shares(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> Shares:
         """Return which part of the global batch each microbatch is."""
-        if not self._is_training:  # evaluation may have asked, which is not told a number of labels
-            self._is_training, self._asked, self._settled = True, False, False
         trainer, counts = self._trainer, self._counts(inputs, microbatches)
         every = self._ask_of(inputs, microbatches, number, {by: sum(own) for by, own in counts.items()})
         own = counts.get(self._by, counts[_LABELS])
@@ -114,8 +122,9 @@ class Weighing:
         return both if min(self._counts(both, 2)[_LABELS]) else None
 
     def ask(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> None:
-        """Ask of a batch that is evaluated, unless it was asked."""
-        self._ask_of(inputs, microbatches, number, {})
+        """Ask of a batch that is evaluated, unless it was asked; what training has found holds."""
+        if not (self._is_training and self._asked):
+            self._ask_of(inputs, microbatches, number, {})
 
     def _ask_of(
         self, inputs: Mapping[str, Any], microbatches: int, number: Any, counts: dict[str, int]
@@ -164,11 +173,14 @@ class Weighing:
             if rank() == 0 and not self._said_why:
                 logger.warning("%s", answer.warning())
             self._said_why = True
+            self._found_to_need_all_rows = self._fits_not and int(state.cfg.microbatches) > 1  # as evaluation found
             return
-        self._by = answer.weights or _ROWS
-        self._found_to_need_all_rows = answer.weights is None and microbatches > 1
-        if answer.weights is None and microbatches > 1 and rank() == 0:
+        self._by, self._fits_not = answer.weights or _ROWS, answer.weights is None
+        # This batch may run in one microbatch where others do not.
+        self._found_to_need_all_rows = answer.weights is None and int(state.cfg.microbatches) > 1
+        if self._found_to_need_all_rows and not self._said and rank() == 0:
             logger.warning("%s", answer.warning())
+        self._said = self._said or self._found_to_need_all_rows
 
     def _loss(self, model: DistributedModel, inputs: dict[str, Any], share: Share) -> torch.Tensor:
         with self._trainer.compute_loss_context_manager():
