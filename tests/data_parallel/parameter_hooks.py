@@ -1,6 +1,6 @@
 """A rank of a job whose parameters have hooks, beside plain DDP on the same ranks.
 
-``parameter_hooks.py CONFIG``: the configuration as JSON.
+``parameter_hooks.py CONFIG DRAWS``: the configuration as JSON, and how many scripts are drawn.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.data_parallel import drawn_hooks
 from tests.data_parallel.who_takes_part import MICROBATCHES, batch, built
 
 PASSES = 2
@@ -196,6 +197,8 @@ def main() -> None:
     smp.init({"microbatches": MICROBATCHES, "ddp": True, **config})
     if "tensor_parallel_degree" in config:
         divided()
+    elif "pipeline_parallel_degree" in config:
+        pass  # drawn only
     elif "sharded_data_parallel_degree" in config:
         for passes in (1, PASSES):
             sharded(passes, True)
@@ -206,6 +209,12 @@ def main() -> None:
             as_ddp(PASSES, False)
         else:
             kept()
+    for seed in range(int(sys.argv[2])):
+        try:
+            drawn_hooks.run(seed, config)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {drawn_hooks.draw(seed, config)}")
+            raise
     smp.shutdown()
     print("all hold")
 

@@ -21,9 +21,19 @@ def shards(threshold: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    "config",
-    [{}, {"shard_optimizer_state": True}, {"tensor_parallel_degree": 2}, shards(0), shards(6), shards(1000)],
-)
-def test_hooks_of_parameters(config: dict[str, Any]) -> None:
-    assert all(output.endswith("all hold\n") for output in outputs_of_ranks(PROGRAM, json.dumps(config), ranks=2))
+#: Configurations, and how many drawn scripts run in each.
+JOBS: list[tuple[int, dict[str, Any], int]] = [
+    (2, {}, 12),
+    (2, {"shard_optimizer_state": True}, 12),
+    (2, {"tensor_parallel_degree": 2}, 12),
+    (4, {"pipeline_parallel_degree": 2}, 12),
+    (2, shards(0), 6),
+    (2, shards(6), 0),
+    (2, shards(1000), 6),
+]
+
+
+@pytest.mark.parametrize(("ranks", "config", "draws"), JOBS)
+def test_hooks_of_parameters(ranks: int, config: dict[str, Any], draws: int) -> None:
+    outputs = outputs_of_ranks(PROGRAM, json.dumps(config), str(draws), ranks=ranks)
+    assert all(output.endswith("all hold\n") for output in outputs)
