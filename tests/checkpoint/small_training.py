@@ -37,5 +37,5 @@ class Training:
         """Copies of all that this rank has: parameters, and their optimizer state."""
         found = {name: one.detach().clone() for name, one in self.model.local_named_parameters()}
         for number, one in self.optimizer.local_state_dict()["state"].items():
-            found |= {f"state {number} {key}": value.clone() for key, value in one.items()}
+            found |= {f"state {number} {key}": torch.as_tensor(value).clone() for key, value in one.items()}
         return found

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER
+from shardwright.checkpoints.tensors import MASTERS, MODEL
 from shardwright.errors import ShardwrightError
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.optimizer.half_precision import HalfPrecision
@@ -24,7 +24,7 @@ Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 
 _MAX_SHOWN = 100
 #: How a step computes says nothing of its options, and may need a device.
-_UNFUSED: dict[str, Any] = {"fused": None, "foreach": False, "capturable": False}
+UNFUSED: dict[str, Any] = {"fused": None, "foreach": False, "capturable": False}
 
 
 def wrong(place: str, found: object, allowed: str) -> ShardwrightError:
@@ -75,7 +75,7 @@ def check_form(content: Mapping[str, Any]) -> None:
 def check_optimizer(
     optimizer: DistributedOptimizer, decoded: Mapping[str, Any], kinds: Kinds, groups: Sequence[Sequence[str]]
 ) -> None:
-    """Refuse options and state that an optimizer cannot go on with.
+    """Refuse options that an optimizer cannot go on with; `check_state` looks at its state.
 
     Args:
         optimizer: The optimizer, which is as it was afterwards.
@@ -99,10 +99,6 @@ def check_optimizer(
     if is_elementwise(kind):
         for number, saved in enumerate(options):
             _check_values(f"{place}[{number}]", kind, saved, defaults)
-        _check_state(kinds)
-        state = _keys_of_state(kinds, decoded["values"])
-        for number, names in enumerate(groups):
-            _check_keys(kind, optimizer, number, options[number], {name: state.get(name, set()) for name in names})
     scaler = decoded["loss_scaler"]
     if isinstance(optimizer, HalfPrecision) and scaler is not None:
         now = optimizer.loss_scaler.state_dict()
@@ -124,7 +120,7 @@ def _check_options(
     """
     for key, value in saved.items():
         known = own.get(key)
-        if is_known and key in own and known is None and not isinstance(value, bool | None) and not _is_number(value):
+        if is_known and key in own and known is None and not isinstance(value, bool | None) and not is_number(value):
             raise wrong(f"{place}[{key!r}]", value, "null, a bool or a number")
         if not _is_like(value, known) and not (key in defaults and _is_like(value, defaults[key])):
             raise wrong(f"{place}[{key!r}]", value, _kind_of(known))
@@ -134,8 +130,8 @@ def _is_like(value: object, known: object) -> bool:
     """Whether a value may stand where a known one does, as far as bools, numbers and lists of them tell."""
     if isinstance(known, bool):
         return isinstance(value, bool | None)
-    if _is_number(known):
-        return _is_number(value)
+    if is_number(known):
+        return is_number(value)
     if isinstance(known, tuple | list):
         if not isinstance(value, tuple | list) or len(value) != len(known):
             return False
@@ -145,13 +141,13 @@ def _is_like(value: object, known: object) -> bool:
 
 def _is_item_like(value: object, known: object) -> bool:
     """The same for an item. One that is left open, as the first of Adafactor's ``eps`` is, is a number or null."""
-    return value is None or _is_number(value) if known is None else _is_like(value, known)
+    return value is None or is_number(value) if known is None else _is_like(value, known)
 
 
 def _kind_of(known: object) -> str:
     """Say what `_is_like` takes."""
     if isinstance(known, tuple | list):
-        return f"{len(known)} numbers" if all(map(_is_number, known)) else f"values like {safe_repr(known)}"
+        return f"{len(known)} numbers" if all(map(is_number, known)) else f"values like {safe_repr(known)}"
     return "a bool" if isinstance(known, bool) else "a number"
 
 
@@ -169,7 +165,7 @@ def _check_values(
 ) -> None:
     """Refuse options with which PyTorch does not make an optimizer of this class."""
     known = {key: value for key, value in options.items() if key in defaults}
-    unfused = {key: value for key, value in _UNFUSED.items() if key in defaults}
+    unfused = {key: value for key, value in UNFUSED.items() if key in defaults}
     make: Any = kind
     try:
         make([torch.nn.Parameter(torch.zeros(1))], **{**known, **unfused})
@@ -184,70 +180,7 @@ def _check_masters(kinds: Kinds) -> None:
         if name.startswith(MASTERS) and (of := kinds.get(MODEL + name.removeprefix(MASTERS))) is not None:
             expected = ("float32", of[1])
             if kind != expected:
-                raise wrong(f"tensor {name!r}", _shown(kind), f"{_shown(expected)}, as of its parameter")
-
-
-def _states(kinds: Kinds) -> Iterator[tuple[str, str, str]]:
-    """Yield the tensors of state: their names, those of the parameters, and the keys."""
-    for name in kinds:
-        if name.startswith(OPTIMIZER):
-            parameter, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
-            yield name, parameter, key
-
-
-def _check_state(kinds: Kinds) -> None:
-    """Look at the state of an optimizer that keeps numbers of elements, and numbers of whole parameters."""
-    for name, parameter, _ in _states(kinds):
-        dtype_name, shape = kinds[name]
-        dtype = getattr(torch, dtype_name)
-        if (of := kinds.get(MODEL + parameter)) is None:
-            continue
-        is_real = not dtype.is_complex or getattr(torch, of[0]).is_complex
-        if shape == of[1] and shape != () and (dtype.is_floating_point or dtype.is_complex) and is_real:
-            continue
-        if shape == () and is_real and dtype is not torch.bool:
-            continue
-        allowed = f"floating-point numbers of shape {list(of[1])}, as of its parameter, or a single number"
-        raise wrong(f"tensor {name!r}", _shown(kinds[name]), allowed)
-
-
-def _keys_of_state(kinds: Kinds, values: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
-    found = {name: set(own) for name, own in values.items()}
-    for _, parameter, key in _states(kinds):
-        found.setdefault(parameter, set()).add(key)
-    return found
-
-
-def _check_keys(
-    kind: type[torch.optim.Optimizer],
-    optimizer: DistributedOptimizer,
-    number: int,
-    options: Mapping[str, Any],
-    state: Mapping[str, set[str]],
-) -> None:
-    """Refuse state without a key that a step of this class makes."""
-    if number >= len(optimizer.param_groups) or not any(state.values()):
-        return
-    needed = _keys_made(kind, {**optimizer.param_groups[number], **options})
-    for name, keys in state.items():
-        if keys and (missing := needed - keys):
-            place = f"the state of parameter {name!r}"
-            raise wrong(place, sorted(keys), f"what {kind.__name__} keeps, also {', '.join(sorted(missing))}")
-
-
-def _keys_made(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> set[str]:
-    """Return the keys of state that a step makes with these options; none where it cannot be tried."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    try:
-        make: Any = kind  # whose defaults are those of its class
-        made = make([parameter])
-        own = {key: options[key] for key in made.param_groups[0].keys() & options.keys() if key != "params"}
-        made.param_groups[0].update(own, **_UNFUSED)
-        made.step()
-    except Exception:
-        return set()
-    return set(made.state[parameter])
+                raise wrong(f"tensor {name!r}", shown_kind(kind), f"{shown_kind(expected)}, as of its parameter")
 
 
 def _names_of_values(found: object, place: str) -> None:
@@ -255,7 +188,8 @@ def _names_of_values(found: object, place: str) -> None:
         raise wrong(place, found, "an object")
 
 
-def _shown(kind: tuple[str, tuple[int, ...]]) -> str:
+def shown_kind(kind: tuple[str, tuple[int, ...]]) -> str:
+    """Return the dtype and the shape of a tensor as errors show them."""
     return f"{kind[0]} {list(kind[1])}"
 
 
@@ -275,7 +209,8 @@ def _is_options(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(key, str) for key in value) and "params" not in value
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a single real number, or a tensor with one."""
     if isinstance(value, torch.Tensor):
         return value.dim() == 0 and not value.is_complex() and value.dtype is not torch.bool
     return isinstance(value, numbers.Real) and not isinstance(value, bool)

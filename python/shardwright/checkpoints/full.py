@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from shardwright._core import newest_checkpoint, set_newest_checkpoint
 from shardwright.checkpoints.file import Leaves, read_value, write_value
@@ -22,6 +23,7 @@ from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.gather import on_cpu
 from shardwright.model.state_dict import EXTRA_STATE, PARTIAL_KEY
+from shardwright.model.translation import replaced
 from shardwright.model.updates import Updates
 
 #: In the directory, the folder with the file that says which full checkpoint is the newest. That of partial ones stays
@@ -114,6 +116,7 @@ def load_full(
         if translate is not None:
             state.pop(PARTIAL_KEY, None)
             state = {**translate(state), PARTIAL_KEY: False}
+        _check_shapes(runtime, model, state)
         found.append((model, state, content))
 
     on_all_ranks(operation, read)
@@ -125,6 +128,37 @@ def load_full(
     with runtime[Updates].loading("weights"):
         on_all_ranks(operation, load)
     return content
+
+
+def _check_shapes(runtime: Runtime, model: DistributedModel, state: Mapping[str, Any]) -> None:
+    """Refuse values that cannot be those of the model's tensors, which PyTorch tells after it has taken the others.
+
+    Raises:
+        ShardwrightError: A value is no tensor, or has another shape; names it, and what is allowed.
+    """
+    tensors = ModelTensors(runtime, model)
+    shapes = {name.removeprefix(MODEL): shape for name, (_, shape) in tensors.wanted().items()}
+    shapes |= {alias: shapes[name] for alias, name in tensors.aliases.items()}
+    # Those of the library's modules may have other layouts than the weights that they were made of.
+    untranslated = [path for path, _ in replaced(model.module)] if state.get(PARTIAL_KEY) is False else []
+    for path in [*_reading_anything(model.module), *untranslated]:
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(path)}
+    for name, value in state.items():
+        if (shape := shapes.get(name)) is None:
+            continue
+        is_tensor = isinstance(value, torch.Tensor)
+        # PyTorch reads a single number from a 1-D tensor, too.
+        if not is_tensor or (tuple(value.shape) != shape and (shape != () or value.dim() != 1 or not len(value))):
+            is_like = f"a tensor of shape {list(value.shape)}" if is_tensor else f"a {type(value).__name__}"
+            raise ShardwrightError(f"{name!r} is {is_like}; allowed: a tensor of shape {list(shape)}, as in the model")
+
+
+def _reading_anything(module: nn.Module) -> Iterator[str]:
+    """Yield what begins the names of tensors of modules that read state dicts their own way."""
+    for path, part in module.named_modules():
+        module_of_method = getattr(part._load_from_state_dict, "__module__", "")
+        if part._load_state_dict_pre_hooks or not module_of_method.startswith("torch."):
+            yield f"{path}." if path else ""
 
 
 def newest_full(path: str | os.PathLike[str]) -> str:

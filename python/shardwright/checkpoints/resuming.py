@@ -22,6 +22,7 @@ from shardwright.checkpoints.optimizer_state import OptimizerState
 from shardwright.checkpoints.places import check_on_disk
 from shardwright.checkpoints.saved import Kinds, Saved
 from shardwright.checkpoints.saving import USER, check_same, united
+from shardwright.checkpoints.state_claims import check_state
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER, ModelTensors, Named, extra_states
 from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
 from shardwright.errors import CheckpointError, CheckpointGoneError, ShardwrightError
@@ -226,6 +227,8 @@ class _Loading:
             }
             if self.optimizer is not None and optimizer["kind"] in (None, type(self.optimizer).__name__):
                 check_optimizer(self.optimizer, decoded, saved.kinds, optimizer["groups"])
+                joined = {name for one in self.tensors.every if len(one.names) > 1 for name in one.names}
+                check_state(self.optimizer, decoded, saved.kinds, optimizer["groups"], joined)
         if self._draws_on():
             prefix = random_state.prefix(self.runtime.place.rank)
             found = {name.removeprefix(prefix): one for name, one in saved.tensors(prefix).items()}

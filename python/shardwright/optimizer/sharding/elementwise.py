@@ -29,13 +29,17 @@ _STATE_TENSORS: dict[type[Optimizer], Callable[[Mapping[str, Any]], int]] = {
 _STEPS: dict[type[Optimizer], Any] = {}
 
 
-def _step_of(kind: type[Optimizer]) -> Any:
-    """The function that updates, without the one around it by which PyTorch calls hooks."""
+def step_of(kind: type[Optimizer]) -> Any:
+    """Return the function that updates, without the one around it by which PyTorch calls hooks.
+
+    Args:
+        kind: The optimizer's class.
+    """
     step: Any = kind.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
-_STEPS.update((kind, _step_of(kind)) for kind in _STATE_TENSORS)
+_STEPS.update((kind, step_of(kind)) for kind in _STATE_TENSORS)
 
 
 def original_class(optimizer: Optimizer) -> type[Optimizer]:
@@ -69,7 +73,7 @@ def is_elementwise(kind: type[Optimizer]) -> bool:
     replaced is not known any more.
     """
     known = next((base for base in kind.__mro__ if base in _STATE_TENSORS), None)
-    if known is None or _step_of(known) is not _STEPS[known]:
+    if known is None or step_of(known) is not _STEPS[known]:
         return False
     return kind is known or kind.__module__.startswith("shardwright.")
 
@@ -95,7 +99,7 @@ def has_own_step(kind: type) -> bool:
     if own is None:
         return False
     bases = [base for base in kind.__mro__[1:] if isinstance(base, type) and issubclass(base, Optimizer)]
-    return not (getattr(own, "hooked", False) and any(own.__wrapped__ is _step_of(base) for base in bases))
+    return not (getattr(own, "hooked", False) and any(own.__wrapped__ is step_of(base) for base in bases))
 
 
 #: What a subclass may override without an effect on what a step does.
