@@ -135,23 +135,37 @@ def comm_hook() -> None:
         torch.testing.assert_close(own.grad, theirs.grad)
 
 
+def shards_of(model: Any) -> list[torch.Tensor]:
+    """What a script's own helper reads, which knows parameters by the attributes of DeepSpeed's and nothing else."""
+    return [parameter.ds_tensor.view(-1)[: parameter.ds_numel] for parameter in model.parameters()]
+
+
 def sharded_attributes() -> None:
-    """Parameters that are sharded say how large they are, and which shard is here."""
+    """Parameters that are sharded say how large they are, and which shard is here, in the dtype that they have."""
     torch.manual_seed(0)
     model = smp.DistributedModel(nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 1200)))
-    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(2):
-        model.backward(model(torch.randn(4, 5)).sum())
-        optimizer.step()
-        optimizer.zero_grad()
-        assert optimizer._global_grad_norm > 0
-        for shape, parameter in zip([(7, 5), (7,), (1200, 7), (1200,)], model.parameters(), strict=True):
+    shapes = [(7, 5), (7,), (1200, 7), (1200,)]
+    dtype = torch.bfloat16 if smp.state.cfg.bf16 else torch.float32
+    optimizer = None
+    for _ in range(3):
+        shards = shards_of(model)
+        assert {shard.dtype for shard in shards} == {dtype}
+        whole = model.state_dict().values()
+        for parts, value in zip(zip(*smp.allgather(shards, smp.WORLD), strict=True), whole, strict=True):
+            assert torch.equal(torch.cat(parts), value.flatten())
+        for shape, parameter in zip(shapes, model.parameters(), strict=True):
             assert tuple(parameter.ds_shape) == shape
             assert parameter.ds_numel == torch.Size(shape).numel()
             own = parameter.ds_tensor
             assert own.shape[0] in (shape[0] // 2, -(-shape[0] // 2))
             # The parameter itself has the same values there.
             assert torch.equal(own, parameter.to_local())
+        if optimizer is None:
+            optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model.backward(model(torch.randn(4, 5, dtype=dtype)).float().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        assert optimizer._global_grad_norm > 0
 
 
 def files() -> None:

@@ -42,8 +42,9 @@ def test_a_hook_reduces_gradients_under_its_older_name() -> None:
     run("comm_hook", ddp=True, microbatches=2)
 
 
-def test_sharded_parameters_say_what_they_are() -> None:
-    run("sharded_attributes", **_SHARDED)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_sharded_parameters_say_what_they_are(bf16: bool) -> None:
+    run("sharded_attributes", **_SHARDED, bf16=bf16)
 
 
 @pytest.mark.parametrize("parameters", [{"partitions": 2}, {"ddp": True, "tensor_parallel_degree": 2}])

@@ -29,5 +29,5 @@ SHARDS = {"sharded_data_parallel_degree": 2, "sdp_gradient_clipping": 1e9}
     ids=["replicas", "shares", "tensor", "shards", "pipeline", "pipeline-shares", "pipeline-shards"],
 )
 def test_what_is_frozen_or_replaced_between_passes(ranks: int, config: dict[str, Any]) -> None:
-    outputs = outputs_of_ranks(PROGRAM, json.dumps(config), "30", ranks=ranks)
+    outputs = outputs_of_ranks(PROGRAM, json.dumps(config), "20", ranks=ranks)
     assert all(output.endswith("all hold\n") for output in outputs)

@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
+import re
 import sys
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import shardwright as smp
 import torch
+from shardwright.model.sentinel import is_sentinel
 from torch import nn
 
 MICROBATCHES = 2
@@ -40,6 +45,31 @@ def batch(number: int, replica: int) -> torch.Tensor:
     return torch.randn(8, WIDTHS[0], generator=torch.Generator().manual_seed(100 * number + replica))
 
 
+class RefusedError(Exception):
+    """A script was refused on every rank, in these words."""
+
+
+def on_all_ranks(call: Callable[[], object], *, at_once: bool = True) -> None:
+    """Do what all ranks do.
+
+    Args:
+        call: What that is.
+        at_once: Whether all ranks have to refuse it if one does; otherwise it is an edit that one rank makes.
+
+    Raises:
+        RefusedError: It was refused.
+    """
+    refusal = None
+    try:
+        call()
+    except (smp.ShardwrightError, smp.RemoteError) as error:
+        refusal = f"{type(error).__name__}: {error}"
+    told = smp.allgather(refusal, smp.WORLD)
+    if any(told):
+        assert all(told) or not at_once, told
+        raise RefusedError(next(filter(None, told)))
+
+
 class Script:
     """What one script does to a model, distributed or not."""
 
@@ -59,7 +89,7 @@ class Script:
             parameter.requires_grad_(what == "unfreeze")
         elif what == "drop":
             parameter.grad = None
-        elif what == "replace":
+        elif what == "replace" and not is_sentinel(parameter):  # which a rank has no values for
             path, _, last = name.rpartition(".")
             new = nn.Parameter(parameter.detach().clone())
             setattr(self.module.get_submodule(path), last, new)
@@ -71,12 +101,12 @@ class Script:
             parameter.register_hook(lambda gradient: 2 * gradient).remove()
 
 
-def draw(seed: int, config: dict[str, Any]) -> tuple[int, list[list[list[tuple[str, str]]]]]:
+def draw(seed: int, config: dict[str, Any], edits_groups: bool) -> tuple[int, list[list[list[tuple[str, str]]]]]:
     """The passes of an accumulation, and the edits before each pass of each accumulation."""
     numbers = random.Random(seed)
     names = [f"{number}.{kind}" for number in (0, 2, 4) for kind in ("weight", "bias")]
     words = ["freeze", "freeze", "unfreeze", "drop", "hook", "zero", "evaluate"]
-    if set(config) <= {"ddp"}:
+    if edits_groups:
         words += ["replace", "out"]
     passes = numbers.choice([1, 2, 2, 3])
     edits = [
@@ -86,8 +116,13 @@ def draw(seed: int, config: dict[str, Any]) -> tuple[int, list[list[list[tuple[s
     return passes, edits
 
 
-def run(seed: int, config: dict[str, Any]) -> None:
-    passes, accumulations = draw(seed, config)
+def run(seed: int, config: dict[str, Any], edits_groups: bool) -> None:
+    """Train by a drawn script and in one process; replaced parameters and edited groups may be refused, on all ranks.
+
+    Raises:
+        Refused: They are.
+    """
+    passes, accumulations = draw(seed, config, edits_groups)
     plain, module = built(), built()
     if "tensor_parallel_degree" in config:
         smp.set_tensor_parallelism(module[2])
@@ -111,22 +146,23 @@ def run(seed: int, config: dict[str, Any]) -> None:
                         theirs.optimizer.zero_grad()
                 elif what == "evaluate":
                     with torch.no_grad():
-                        train(model, batch(number, smp.dp_rank()))
+                        on_all_ranks(functools.partial(train, model, batch(number, smp.dp_rank())))
                 else:
                     theirs.edit(what, name)
-                    ours.edit(what, name)
+                    on_all_ranks(functools.partial(ours.edit, what, name), at_once=False)
             if not any(one.requires_grad for one in plain.parameters()):
                 theirs.edit("unfreeze", names[0])
                 ours.edit("unfreeze", names[0])
-            train(model, batch(number, smp.dp_rank()))
+            on_all_ranks(functools.partial(train, model, batch(number, smp.dp_rank())))
             for replica in range(smp.dp_size()):
                 for part in batch(number, replica).chunk(MICROBATCHES):
                     ((plain(part) - 0.3).square().sum() / (MICROBATCHES * smp.dp_size())).backward()
-        optimizer.step()
+        on_all_ranks(optimizer.step)
         theirs.optimizer.step()
         optimizer.zero_grad()
         theirs.optimizer.zero_grad()
-        expected, found = plain.state_dict(), model.state_dict()
+        expected, found = plain.state_dict(), {}
+        on_all_ranks(lambda found=found: found.update(model.state_dict()))
         for name in names:
             assert float((found[name] - expected[name]).abs().max()) <= 1e-12, name
         if set(config) <= {"ddp"}:
@@ -190,12 +226,20 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)
     config = json.loads(sys.argv[1])
     smp.init({"microbatches": MICROBATCHES, "ddp": True, **config})
-    for seed in range(int(sys.argv[2])):
-        try:
-            run(seed, config)
-        except BaseException as error:
-            error.add_note(f"seed {seed}: {draw(seed, config)}")
-            raise
+    refused = Counter[str]()
+    for edits_groups in (False, True):
+        for seed in range(int(sys.argv[2])):
+            try:
+                run(seed, config, edits_groups)
+            except RefusedError as error:
+                named = re.search(r"gradients of the last reduction|have to train the same parameters", str(error))
+                if named is None or not edits_groups:
+                    raise
+                refused[named[0]] += 1
+            except BaseException as error:
+                error.add_note(f"seed {seed}: {draw(seed, config, edits_groups)}")
+                raise
+    assert refused.total() <= int(sys.argv[2]) / 2, refused
     if set(config) <= {"ddp"}:
         one_rank_alone()
         inside_a_step()

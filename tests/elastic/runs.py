@@ -112,8 +112,16 @@ def without_launcher(
     return trained(folder / "run")
 
 
-def under_torchrun(folder: Path, nodes: int, step: int, *arguments: str) -> Trained:
-    """Kill the last of some nodes, its agent and its rank, in a step: the others go on by themselves."""
+def under_torchrun(folder: Path, nodes: int, step: int | str, *arguments: str, fewest: int = 2) -> Trained:
+    """Kill the last of some nodes, its agent and its rank, in a step: the others go on by themselves.
+
+    Args:
+        folder: For what they write.
+        nodes: How many there are.
+        step: In which step, or "saved STEP": right after the save of that step.
+        *arguments: Those of the example.
+        fewest: With how many nodes the job goes on.
+    """
     ready, port = folder / "ready", next_port()
     environment = {
         **os.environ,
@@ -126,7 +134,7 @@ def under_torchrun(folder: Path, nodes: int, step: int, *arguments: str) -> Trai
     try:
         with log.open("wb") as out:
             for node in range(nodes):
-                launch = [f"--nnodes=2:{nodes}", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"]
+                launch = [f"--nnodes={fewest}:{nodes}", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"]
                 launch += [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}", "--local-addr=127.0.0.1"]
                 launch += [f"--rdzv-conf=is_host={int(node == 0)},{RENDEZVOUS}", "--module", "tests.elastic.rank"]
                 words = [str(ready), str(nodes - 1), str(step), "--folder", str(folder / "run"), *arguments]

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.elastic.__main__ import BAR
 from tests.elastic.rank import example
-from tests.elastic.runs import Trained, by_hand, lost_and_repeated, without_launcher, worst_relative_error
+from tests.elastic.runs import (
+    Trained,
+    by_hand,
+    lost_and_repeated,
+    under_torchrun,
+    without_launcher,
+    worst_relative_error,
+)
 
 SMALL = ("--steps", "9", "--save-every", "3", "--pipeline-parallel-degree", "3", "--layers", "3")
 
@@ -20,6 +29,22 @@ def test_a_job_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
     assert len(run.losses) == 9
     assert lost_and_repeated(run, 9) == (0, 0)
     assert worst_relative_error(run, by_hand(tmp_path, run, *SMALL)) <= BAR
+
+
+@pytest.mark.slow
+def test_a_node_lost_right_after_a_save_in_the_background_does_not_keep_the_job(tmp_path: Path) -> None:
+    """Of two agents one is killed with its rank, which has written nothing: the other goes on from the save before.
+
+    It takes a minute: agents that have fewer nodes than they may have wait for more.
+    """
+    sizes = ("--steps", "9", "--save-every", "3", "--layers", "3")
+    run = under_torchrun(tmp_path, 2, "saved 6", *sizes, fewest=1)
+    first, last = run.starts
+    assert (first["from_step"], first["ranks"], first["stages"]) == (0, 2, 2)
+    assert (last["from_step"], last["ranks"], last["stages"]) == (3, 1, 1)
+    assert len(run.losses) == 9
+    assert lost_and_repeated(run, 9) == (0, 0)
+    assert worst_relative_error(run, by_hand(tmp_path, run, *sizes)) <= BAR
 
 
 def test_an_epoch_has_each_sample_once() -> None:
