@@ -31,7 +31,7 @@ def replaced(owner: Any, functions: Mapping[str, Any]) -> Iterator[None]:
             own = vars(owner).get(name, _INHERITED)
             if own is function:
                 continue
-            setattr(function, _ORIGINAL, getattr(owner, name))
+            setattr(function, _ORIGINAL, getattr(owner, name, None))
             setattr(owner, name, function)
             stack.callback(_put_back, owner, name, own)
         yield

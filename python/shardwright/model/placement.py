@@ -42,7 +42,7 @@ from shardwright.sharded_data_parallel.parameters import ShardedParameters
 from shardwright.sharded_data_parallel.units import check_live
 from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.module import ShardedTensors
-from shardwright.transformers_models import prepare, switching
+from shardwright.transformers_models import install, prepare
 from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Placement:
             sync_batch_norm.refuse_other_groups(module, runtime.place.dp_ranks, runtime.place.device)
             for name, part in module.named_modules():
                 module_locations.add(part, name)
-            switching.install(module, self.model_id, runtime.installed)
+            install(module, self.model_id, runtime.installed)
 
     @property
     def model(self) -> DistributedModel:

@@ -1,5 +1,18 @@
 """What models of ``transformers`` need before they are split."""
 
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from torch import nn
+
+from shardwright.transformers_models import settings, switching
 from shardwright.transformers_models.adapter import prepare
 
-__all__ = ["prepare"]
+__all__ = ["install", "prepare"]
+
+
+def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
+    """Let code of steps switch what it may of a model that several ranks divide, for as long as the job runs."""
+    settings.install(installed)
+    switching.install(module, model_id, installed)

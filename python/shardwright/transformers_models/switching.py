@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,9 +23,23 @@ from shardwright.patches import original_of, replaced
 
 #: The argument under which switches are sent.
 _ARGUMENT = "__shardwright_adapters__"
-Switches = Mapping[int, tuple[str, ...]]
+
+
+class Switch(NamedTuple):
+    """What adapters of a model are switched to.
+
+    Attributes:
+        disabled: Whether all are disabled.
+        active: Those that are active if not; empty for those that are set outside of steps.
+    """
+
+    disabled: bool
+    active: tuple[str, ...] = ()
+
+
+Switches = Mapping[int, Switch]
 _NONE: Switches = MappingProxyType({})
-#: In a task of a step: the active adapters of models, by the model's id, where they are not those set outside of steps.
+#: In a task of a step: what adapters of models are switched to, by the model's id, where they are.
 _switches: ContextVar[Switches | None] = ContextVar("shardwright_adapters", default=None)
 #: The models, by what ``peft`` made of them, and by their layers.
 _models: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -36,15 +50,16 @@ def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(module, peft.PeftModel):
         return
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     for part in [one for one in module.modules() if isinstance(one, nn.Module)]:
-        if part is module or isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+        if part is module or isinstance(part, (BaseTuner, BaseTunerLayer, AuxiliaryTrainingWrapper)):
             _models[part] = model_id
     installed.enter_context(
-        replaced(peft.PeftModel, {"disable_adapter": _disable_adapter, "set_adapter": _set_adapter})
+        replaced(peft.PeftModel, {"disable_adapter": _disable_adapter, "set_adapter": _set_adapter, **_OF_MODELS})
     )
+    installed.enter_context(replaced(BaseTuner, _OF_MODELS))
     installed.enter_context(replaced(BaseTunerLayer, _OF_LAYERS))
     installed.enter_context(replaced(AuxiliaryTrainingWrapper, _OF_WRAPPERS))
 
@@ -78,7 +93,7 @@ def with_switches(kwargs: Mapping[str, Any], module: str) -> Mapping[str, Any]:
     if not switches:
         return kwargs
     _check_grad_mode(module)
-    return {**kwargs, _ARGUMENT: [[model, *names] for model, names in switches.items()]}
+    return {**kwargs, _ARGUMENT: [[model, switch.disabled, *switch.active] for model, switch in switches.items()]}
 
 
 @contextmanager
@@ -88,20 +103,25 @@ def received(kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if told is None:
         yield kwargs
         return
-    token = _switches.set({model: tuple(names) for model, *names in told})
+    token = _switches.set({model: Switch(disabled, tuple(names)) for model, disabled, *names in told})
     try:
         yield {name: value for name, value in kwargs.items() if name != _ARGUMENT}
     finally:
         _switches.reset(token)
 
 
-def _of(layer: nn.Module) -> tuple[str, ...] | None:
-    """Return the adapters to which those of a layer's model are switched; None if they are not."""
+def in_step() -> bool:
+    """Return whether this is code of a step."""
+    return _switches.get() is not None
+
+
+def _of(layer: nn.Module) -> Switch | None:
+    """Return what the adapters of a layer's model are switched to; None if they are not."""
     switches = _switches.get()
-    if not switches or (names := switches.get(_models.get(layer, -1))) is None:
+    if not switches or (switch := switches.get(_models.get(layer, -1))) is None:
         return None
     _check_grad_mode(type(layer).__name__)
-    return names
+    return switch
 
 
 def _check_grad_mode(module: str) -> None:
@@ -121,11 +141,12 @@ def _disable_adapter(model: Any) -> Iterator[None]:
         with original_of(_disable_adapter)(model):
             yield
         return
-    token = _switches.set({**switches, known: ()})
+    before = _switched_to(known).disabled
+    _switch(model, known, _switched_to(known)._replace(disabled=True))
     try:
         yield
     finally:
-        _switches.reset(token)
+        _switch(model, known, _switched_to(known)._replace(disabled=before))
 
 
 def _set_adapter(model: Any, adapter_name: str, *args: Any, **kwargs: Any) -> None:
@@ -136,18 +157,29 @@ def _set_adapter(model: Any, adapter_name: str, *args: Any, **kwargs: Any) -> No
         return
     if adapter_name not in model.peft_config:
         raise ValueError(f"Adapter {adapter_name} not found.")
-    others = {one: names for one, names in switches.items() if one != known}
-    _switches.set(others if adapter_name == model.active_adapter else {**others, known: (adapter_name,)})
+    _switch(model, known, _switched_to(known)._replace(active=(adapter_name,)))
+
+
+def _switched_to(model_id: int) -> Switch:
+    return (_switches.get() or _NONE).get(model_id, Switch(disabled=False))
+
+
+def _switch(model: Any, model_id: int, switch: Switch) -> None:
+    """Switch the adapters of a model, in this task; no more if that is what is set outside of steps."""
+    if switch.active == (vars(model)["active_adapter"],):
+        switch = switch._replace(active=())
+    others = {one: own for one, own in (_switches.get() or _NONE).items() if one != model_id}
+    _switches.set({**others, model_id: switch} if switch != Switch(disabled=False) else others)
 
 
 def _disable_adapters(layer: Any) -> bool:
-    names = _of(layer)
-    return bool(layer._disable_adapters) if names is None else not names
+    switch = _of(layer)
+    return bool(layer._disable_adapters) if switch is None else switch.disabled or bool(layer._disable_adapters)
 
 
 def _active_adapter(layer: Any) -> Any:
-    names = _of(layer)
-    return list(names) if names else layer._active_adapter
+    switch = _of(layer)
+    return list(switch.active) if switch is not None and switch.active else layer._active_adapter
 
 
 def _active_adapters(layer: Any) -> list[str]:
@@ -155,6 +187,21 @@ def _active_adapters(layer: Any) -> list[str]:
     return [active] if isinstance(active, str) else active
 
 
+def _active_adapter_of_model(model: Any) -> Any:
+    """Replace the attribute of that name, which is then that of the task."""
+    try:
+        own = vars(model)["active_adapter"]
+    except KeyError:
+        raise AttributeError(f"{type(model).__name__!r} object has no attribute 'active_adapter'") from None
+    active = _switched_to(_models.get(model, -1)).active
+    return active[0] if active else own
+
+
+def _set_active_adapter_of_model(model: Any, value: Any) -> None:
+    vars(model)["active_adapter"] = value
+
+
+_OF_MODELS = {"active_adapter": _Replaced(_active_adapter_of_model, _set_active_adapter_of_model)}
 _OF_LAYERS = {"disable_adapters": _Replaced(_disable_adapters), "active_adapter": _Replaced(_active_adapter)}
 _OF_WRAPPERS = {
     "disable_adapters": _Replaced(_disable_adapters),
