@@ -18,6 +18,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from tests.trainers.own_more import MORE
+
 WIDTH, SAMPLES, BATCH, STEPS = 8, 32, 8, 4
 
 Sample = dict[str, torch.Tensor]
@@ -186,7 +188,8 @@ class OfAllRows(OwnTrainer):
         return -logits.log_softmax(0)[: len(logits) // 2].mean()
 
 
-TRAINERS: dict[str, tuple[type[OwnTrainer], bool]] = {
+TRAINERS: dict[str, tuple[type[Any], bool]] = {
+    **MORE,
     "pairs": (OwnTrainer, False),
     "reference": (OwnTrainer, True),
     "sampling": (Sampling, False),
@@ -223,7 +226,7 @@ def trained(over: Callable[[Any], Any], name: str, folder: str, replicas: int) -
         dataloader_pin_memory=False,
         use_cpu=True,
     )
-    trainer = over(kind)(model, reference, arguments, samples(SAMPLES), samples(16))
+    trainer = over(kind)(model, reference, arguments, samples(SAMPLES), samples(getattr(kind, "evaluated", 16)))
     trainer.train()
     trainer.evaluate()
     times = ("runtime", "per_second", "total_flos")

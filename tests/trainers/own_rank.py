@@ -16,9 +16,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from shardwright import huggingface
+from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.trainers.more_checks import told
 from tests.trainers.own import BATCH, TRAINERS, Adapted, AdaptedBeforehand, OwnTrainer, Scorer, trained
+from tests.trainers.own_more import Regression
 
 
 def refusals(over_ranks: Any, folder: Path) -> None:
@@ -35,6 +37,25 @@ def refusals(over_ranks: Any, folder: Path) -> None:
         over_ranks(Runs)(Scorer())
     assert over_ranks(OwnTrainer) is over_ranks(over_ranks(OwnTrainer))
     assert over_ranks(transformers.Trainer) is huggingface.Trainer
+
+    class Head(Regression):
+        def create_optimizer(self, model: Any = None) -> Any:
+            self.optimizer = torch.optim.SGD([*self.model.parameters(), torch.nn.Parameter(torch.ones(3))], lr=0.1)
+            return self.optimizer
+
+    class Share(Regression):
+        def get_train_dataloader(self) -> DataLoader[Any]:
+            sampler: Any = DistributedSampler(self.train_dataset, 3, 1)
+            return DataLoader(self.train_dataset, 4, sampler=sampler)
+
+    for refused, said in (
+        (Head, r"1 parameters that its model does not have, the first of shape \(3,\)"),
+        (Share, rf"for process 1 of 3; allowed here: {smp.dp_rank()} of {smp.dp_size()}"),
+    ):
+        TRAINERS["refused"] = (refused, False)
+        with pytest.raises(smp.ConfigError, match=said):
+            trained(over_ranks, "refused", str(folder), smp.dp_size())
+        del TRAINERS["refused"]
     if smp.size() != smp.dp_size():
         with pytest.raises(smp.ConfigError, match=r"make it by over_ranks\(OwnArguments\)"):
             trained(lambda kind: over_ranks(kind) if issubclass(kind, OwnTrainer) else kind, "pairs", str(folder), 1)

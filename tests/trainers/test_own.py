@@ -55,7 +55,7 @@ def test_overrides_do_what_they_do_alone(job: str, plain: Path) -> None:
             for other in others:  # what was counted in steps, and so what is logged
                 assert other[name]["counted"] == first[name]["counted"], name
     several = config["microbatches"] > 1
-    assert [name for name in TRAINERS if reports[0][name]["warned"]] == (["all rows"] if several else [])
+    assert [name for name in TRAINERS if reports[0][name]["warned"]] == (["flattened", "all rows"] if several else [])
     assert not any(one["warned"] for report in reports[1:] for one in report.values())
 
 

@@ -8,8 +8,9 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from shardwright.errors import ConfigError
-from shardwright.job.ranks import data_group, group_ranks, local_rank
+from shardwright.job.ranks import data_group, group_ranks, local_rank, rank, size
 from shardwright.job.runtime import Runtime, current_runtime, find_runtime
+from shardwright.patches import replaced
 
 
 def started(what: str) -> Runtime:
@@ -46,7 +47,20 @@ def take_seat(runtime: Runtime) -> PartialState:
         process_index=ranks.index(place.rank),
         local_process_index=local_rank(),
     )
+    runtime.installed.enter_context(replaced(PartialState, _OF_JOB))
     return PartialState()
+
+
+class _Replaced(property):
+    """A property that can say what it replaces."""
+
+
+#: What scripts ask of a process, to write or print once: of all ranks of a job, not only of those with other samples.
+_OF_JOB = {
+    "is_main_process": _Replaced(lambda state: rank() == 0),
+    "is_local_main_process": _Replaced(lambda state: local_rank() == 0),
+    "is_last_process": _Replaced(lambda state: rank() == size() - 1),
+}
 
 
 def refuse_other_engines() -> None:

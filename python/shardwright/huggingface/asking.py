@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import torch
 from shardwright.accelerate.gathering import gathered_objects
 from shardwright.checkpoints import random_state
 from shardwright.errors import RemoteError
+from shardwright.huggingface.plain import kept
 from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
 
@@ -150,25 +150,9 @@ def _untouched(model: DistributedModel) -> Iterator[None]:
 
 @contextmanager
 def uncounted(trainer: Any) -> Iterator[None]:
-    """Run a block, and put back what a trainer counts in plain attributes."""
-    before = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _is_plain(value)}
+    """Run a block, and put back what a trainer counts in plain values."""
+    put_back = kept(trainer)
     try:
         yield
     finally:
-        for name, value in before.items():
-            own = vars(trainer).get(name)
-            if isinstance(own, list):
-                own[:] = value
-            elif isinstance(own, (dict, set)):
-                own.clear()
-                own.update(value)
-            else:
-                setattr(trainer, name, value)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, (list, set)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (bool, int, float, str))
+        put_back()

@@ -14,7 +14,6 @@ from shardwright.accelerate.gathering import gathered_objects
 from shardwright.huggingface.rows import by_rows
 from shardwright.huggingface.shares import times
 from shardwright.model import DistributedModel
-from shardwright.state import state
 from shardwright.step import StepFunction, StepOutput, step
 
 if TYPE_CHECKING:
@@ -49,25 +48,27 @@ class ModelInSteps:
             with context():
                 return model.generate(*args, **kwargs)
 
-        def forward(model: DistributedModel, inputs: dict[str, Any], of_batch: float) -> tuple[Any, float]:
-            counted = weighing.count(inputs)
+        def forward(model: DistributedModel, count: int, inputs: dict[str, Any], of_batch: float) -> tuple[Any, float]:
+            counted, inputs = weighing.count(inputs), dict(inputs)
             number = inputs.get("num_items_in_batch")
             if number is not None and counted and not weighing.is_sum:
                 inputs = {**inputs, "num_items_in_batch": times(number, counted / of_batch, torch.float64)}
+            args = [inputs.pop(str(index)) for index in range(count)]
             with context():
-                return tree_map(_as_float32, model(**inputs)), counted
+                return tree_map(_as_float32, model(*args, **inputs)), counted
 
         self._weighing = weighing
         self._generate = generate
         self._forward = forward
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
         """Run the model on a batch."""
-        microbatches = 1 if self._weighing.needs_all_rows else min(int(state.cfg.microbatches), samples_in(inputs))
+        batch = {**{str(index): value for index, value in enumerate(args)}, **inputs}
+        microbatches = self._weighing.microbatches_of(batch)
         if microbatches not in self._steps:
             self._steps[microbatches] = step(microbatches=microbatches)(self._forward)
         outputs, counts = self._steps[microbatches](
-            self._model, by_rows(inputs, samples_in(inputs)), self._weighing.count(inputs)
+            self._model, len(args), by_rows(batch, samples_in(batch)), self._weighing.count(batch)
         )
         counts = counts if isinstance(counts, list) else [counts] * microbatches
         return tree_map(lambda one: _merged(one, counts, self._weighing.is_sum), outputs)
@@ -111,25 +112,6 @@ def _merged(value: Any, counts: list[float], is_sum: bool) -> Any:
     counted = [(one, number) for one, number in zip(outputs, counts, strict=True) if number]
     # A part without labels has no mean of its own.
     return sum(one * (number / total) for one, number in counted) if total else value.reduce_mean()
-
-
-def without_fillers(accelerator: Any, inputs: Any) -> Any:
-    """Return a batch in which samples that fill up the last batch of all replicas have no labels.
-
-    Only whole numbers named ``labels`` and ``shift_labels`` can say that there are none.
-    """
-    state, size = accelerator.gradient_state, samples_in(inputs)
-    kept = state.remainder - accelerator.process_index * size
-    is_last = state.end_of_dataloader and state.remainder > 0 and kept < size
-    if accelerator.num_processes == 1 or not is_last or not isinstance(inputs, Mapping):
-        return inputs
-    changed = dict(inputs)
-    for name in ("labels", "shift_labels"):
-        labels = inputs.get(name)
-        if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dim() and len(labels) == size:
-            changed[name] = labels.clone()
-            changed[name][max(0, kept) :] = -100
-    return changed
 
 
 def over_replicas(loss: torch.Tensor, count: float, is_sum: bool) -> torch.Tensor:

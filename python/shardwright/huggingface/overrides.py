@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -23,8 +23,12 @@ from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.huggingface.arguments import as_of_rank
 from shardwright.huggingface.carried import carried
 from shardwright.huggingface.collected import collect_over_ranks
-from shardwright.huggingface.evaluation import over_replicas, samples_in, without_fillers
+from shardwright.huggingface.evaluation import over_replicas
+from shardwright.huggingface.last_batch import of_own_samples, without_fillers
+from shardwright.huggingface.order import has_own_share, order_in, ordered
+from shardwright.job.ranks import rank, size
 from shardwright.job.runtime import current_runtime
+from shardwright.logs import logger
 from shardwright.model import DistributedModel
 from shardwright.optimizer import DistributedOptimizer
 
@@ -141,11 +145,10 @@ def _prediction_step(self: Any, call: Callable[..., Any], model: Any, inputs: An
     if calls_below(type(self), "prediction_step"):
         return call(model, inputs, *args, **keywords)
     inputs = without_fillers(self.accelerator, inputs)
-    counted = self._weighing.count(inputs) if isinstance(inputs, Mapping) else float(samples_in(inputs))
     with carried(self):
         loss, *outputs = self.in_one_microbatch(call, inputs, *args, **keywords)
     if loss is not None and self.accelerator.num_processes > 1:
-        loss = over_replicas(loss, counted, is_sum=False)
+        loss = over_replicas(loss, self._weighing.in_evaluation(inputs), is_sum=False)
     return (loss, *outputs)
 
 
@@ -162,17 +165,71 @@ def _create_optimizer(self: Any, call: Callable[..., Any], *args: Any, **keyword
     _ = self.distributed_model
     made = call(*args, **keywords)
     self.optimizer = made if self.optimizer is None else self.optimizer
-    if not isinstance(self.distributed_optimizer, DistributedOptimizer):
-        self.optimizer = distributed(self.optimizer)
+    distribute_optimizer(self)
     return self.optimizer
 
 
-def _loader(self: Any, call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def distribute_optimizer(trainer: Any) -> None:
+    """Make a ``smp.DistributedOptimizer`` of the optimizer of a trainer, unless it is one.
+
+    Raises:
+        ConfigError: It has parameters that the divided model does not have, whose gradients ranks would not share.
+    """
+    if isinstance(trainer.distributed_optimizer, DistributedOptimizer):
+        return
+    known = {id(one) for one in trainer.distributed_model.parameters()}
+    given = [one for group in trainer.optimizer.param_groups for one in group["params"]]
+    others = [tuple(one.shape) for one in given if id(one) not in known]
+    if others and size() > 1:
+        raise ConfigError(
+            f"the optimizer of {type(trainer).__name__} has {len(others)} parameters that its model does not have, the "
+            f"first of shape {others[0]}: ranks would not share their gradients. Make their module a part of the model "
+            "before the trainer is made: model.head = head"
+        )
+    trainer.optimizer = distributed(trainer.optimizer)
+
+
+def _loader(name: str) -> Callable[..., Any]:
     """Let a loader that is not prepared for several processes give each replica its samples."""
-    loader = call(*args, **keywords)
-    if isinstance(loader, DataLoader) and not isinstance(loader, DataLoaderStateMixin):
+
+    def around(self: Any, call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        loader = call(*args, **keywords)
+        if isinstance(loader, DataLoaderStateMixin):
+            return loader
+        where, replicas = f"{type(self).__name__}.{name}", self.accelerator.num_processes
+        if not isinstance(loader, DataLoader):
+            if replicas > 1 and rank() == 0:
+                logger.warning(
+                    "%s returned a %s, which is no DataLoader: each of the %d ranks with different samples trains on "
+                    "what it gives there. Let it give the share of self.args.process_index of self.args.world_size",
+                    where,
+                    type(loader).__name__,
+                    replicas,
+                )
+            return loader
+        if has_own_share(loader, where, replicas, self.accelerator.process_index):
+            prepared = self.accelerator.prepare_data_loader(loader)
+            prepared.batch_sampler.num_processes, prepared.batch_sampler.process_index = 1, 0
+            return prepared
+        if name != "get_train_dataloader":
+            return of_evaluation(self, self.accelerator.prepare_data_loader(loader))
+        self._order_of_samples = order_in(loader)
         return self.accelerator.prepare_data_loader(loader)
-    return loader
+
+    return around
+
+
+def of_evaluation(trainer: Any, loader: Any) -> Any:
+    """Let a prepared loader give each replica its own samples only, also in the last batch, in place.
+
+    What makes batches of those that it is given, as GRPO does, may count on their size, and gets them filled up.
+    """
+    return loader if is_overridden(type(trainer), "_prepare_inputs") else of_own_samples(loader)
+
+
+def _sampler(self: Any, call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    self._order_of_samples = ordered(call(*args, **keywords))
+    return self._order_of_samples
 
 
 _AROUND: dict[str, Callable[..., Any]] = {
@@ -181,7 +238,8 @@ _AROUND: dict[str, Callable[..., Any]] = {
     "prediction_step": _prediction_step,
     "_prepare_inputs": _prepare_inputs,
     "create_optimizer": _create_optimizer,
-    "get_train_dataloader": _loader,
-    "get_eval_dataloader": _loader,
-    "get_test_dataloader": _loader,
+    "_get_train_sampler": _sampler,
+    "get_train_dataloader": _loader("get_train_dataloader"),
+    "get_eval_dataloader": _loader("get_eval_dataloader"),
+    "get_test_dataloader": _loader("get_test_dataloader"),
 }

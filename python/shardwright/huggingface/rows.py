@@ -15,6 +15,12 @@ _PAIRING = {"DataCollatorForPreference", "DPODataCollatorWithPadding", "RewardDa
 _OF_ALL_ROWS = {"DataCollatorForUnpairedPreference", "DataCollatorForVisionUnpairedPreference"}
 
 
+def is_flat(inputs: Mapping[str, Any], rows: int) -> bool:
+    """Return whether a batch is of one row, beside tensors of other lengths, which say where its samples begin."""
+    tensors = [one for one in inputs.values() if isinstance(one, torch.Tensor) and one.dim()]
+    return rows == 1 and any(len(one) != 1 for one in tensors)
+
+
 def is_of_all_rows(trainer: Any) -> bool:
     """Return whether the loss of a trainer is known to need all rows of a batch at once."""
     kinds = type(trainer.data_collator).__mro__

@@ -13,6 +13,7 @@ from shardwright.checkpoints.complete import newest_complete
 from shardwright.checkpoints.full import whole_in_one_process
 from shardwright.checkpoints.together import on_all_ranks
 from shardwright.errors import CheckpointError, ConfigError
+from shardwright.huggingface.order import go_on_in, order_of
 from shardwright.job.objects import allgather, barrier
 from shardwright.job.ranks import WORLD, rank, size
 from shardwright.job.runtime import current_runtime
@@ -47,6 +48,7 @@ def save(trainer: Any, folder: str) -> None:
         "scaler": None if scaler is None else scaler.state_dict(),
         "degrees": _degrees(),
         "streams": allgather(random_state.streams(), WORLD),
+        "order": order_of(trainer),
     }
     save_checkpoint(
         folder,
@@ -89,13 +91,14 @@ def load(trainer: Any, folder: str) -> None:
     trainer.lr_scheduler.load_state_dict(content["scheduler"])
     if trainer.accelerator.scaler is not None and content["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(content["scaler"])
-    trainer._streams = content["streams"][rank()] if content["degrees"] == _degrees() else None
+    go_on_in(trainer, content.get("order"))
+    trainer._streams_of_checkpoint = content["streams"][rank()] if content["degrees"] == _degrees() else None
 
 
 def restore_streams(trainer: Any) -> None:
     """Draw random numbers from where the checkpoint was saved, in a job of the same degrees."""
-    if trainer._streams is not None:
-        random_state.restore(trainer._streams)
+    if trainer._streams_of_checkpoint is not None:
+        random_state.restore(trainer._streams_of_checkpoint)
 
 
 def load_best(trainer: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import transformers
 
+from shardwright.huggingface.overrides import is_overridden
 from shardwright.huggingface.trainer import Trainer
 
 
@@ -24,6 +25,8 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
 
     def prediction_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
         """Evaluate a batch of this rank, by ``generate`` if the arguments say so."""
+        if is_overridden(type(self), "compute_loss"):  # which runs in a step, with all besides
+            return super().prediction_step(model, inputs, *others, **keywords)
         in_steps, whole = self.model_in_steps, self.model
         self.model = in_steps  # what generates
         try:

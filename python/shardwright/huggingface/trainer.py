@@ -12,8 +12,6 @@ import transformers
 from torch.utils._pytree import tree_map
 from transformers.utils.import_utils import is_sagemaker_mp_enabled
 
-from shardwright.accelerate import Accelerator
-from shardwright.accelerate.accelerator import distributed
 from shardwright.accelerate.gathering import gathered, gathered_objects
 from shardwright.accelerate.seat import started
 from shardwright.errors import ConfigError
@@ -21,17 +19,20 @@ from shardwright.execution.reproducible import numbers_of_script
 from shardwright.huggingface import overrides, saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
 from shardwright.huggingface.carried import carried
-from shardwright.huggingface.evaluation import ModelInSteps, over_replicas, samples_in, without_fillers
+from shardwright.huggingface.evaluation import ModelInSteps, over_replicas, samples_in
+from shardwright.huggingface.last_batch import without_fillers
+from shardwright.huggingface.order import ordered
+from shardwright.huggingface.reference import AcceleratorOfTrainer
 from shardwright.huggingface.rows import by_rows
 from shardwright.huggingface.shares import Share, times
 from shardwright.huggingface.weighing import Weighing
 from shardwright.job.ranks import local_rank, rank
 from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
-from shardwright.optimizer import DistributedOptimizer
 from shardwright.state import state
 from shardwright.step import StepFunction, StepOutput, step
 from shardwright.tensor_parallel.marking import mark_of, set_tensor_parallelism
+from shardwright.transformers_models.settings import without_gradient_checkpointing
 
 
 class Trainer(transformers.Trainer):
@@ -77,8 +78,8 @@ class Trainer(transformers.Trainer):
         self._train_steps: dict[int, StepFunction[..., Any]] = {}
         self._in_steps: dict[int, ModelInSteps] = {}
         #: Whether the code of a subclass's ``training_step`` runs, before it has called that of this class.
-        self._in_own_step = self._evaluates = False
-        self._weighing = Weighing(self)
+        self._in_own_step = self._is_evaluating = False
+        self._weighing, self._order_of_samples = Weighing(self), None
         super().__init__(model, args, *others, **keywords)
         if self.optimizer is not None and state.cfg.tensor_parallel_degree > 1:
             raise ConfigError(
@@ -89,7 +90,7 @@ class Trainer(transformers.Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator."""
         super().create_accelerator_and_postprocess()
-        self.accelerator = Accelerator.taken_over(self.accelerator)
+        self.accelerator = AcceleratorOfTrainer.taken_over(self.accelerator)
 
     # --- the model and its optimizer
 
@@ -126,8 +127,7 @@ class Trainer(transformers.Trainer):
         """Create the optimizer of the divided model, unless there is one."""
         _ = self.distributed_model
         super().create_optimizer(self.model)
-        if not isinstance(self.distributed_optimizer, DistributedOptimizer):
-            self.optimizer = distributed(self.optimizer)
+        overrides.distribute_optimizer(self)
         return self.optimizer
 
     # --- training
@@ -192,7 +192,7 @@ class Trainer(transformers.Trainer):
         doubles = any(one.dtype is torch.float64 for one in self.distributed_model.parameters())
         return torch.float64 if doubles else torch.float32
 
-    def _labels(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+    def _labels_of_loss(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """Return the labels that the loss of a batch is the mean over."""
         labels = inputs.get("shift_labels")
         if labels is None:
@@ -262,23 +262,41 @@ class Trainer(transformers.Trainer):
         if current_runtime().step.running:  # by a class above this one, in a step
             return super().prediction_step(model, inputs, *others, **keywords)
         inputs = without_fillers(self.accelerator, inputs)
-        in_steps: Any = self.model_in_steps
-        replicas, self._evaluates = self.accelerator.num_processes, True
+        replicas, self._is_evaluating = self.accelerator.num_processes, True
         try:
-            if self._labels(inputs) is not None:
+            if self._labels_of_loss(inputs) is not None:
                 prepared = self._prepare_inputs(inputs)
                 number = self._get_num_items_in_batch([prepared], self.args.device)
-                self._weighing.ask(prepared, min(int(state.cfg.microbatches), samples_in(prepared)), number)
-            loss, *outputs = super().prediction_step(in_steps, inputs, *others, **keywords)
+                self._weighing.ask(prepared, self._weighing.microbatches_of(prepared), number)
+            loss, *outputs = self._predicted_in_steps(super().prediction_step, inputs, *others, **keywords)
         finally:
-            self._evaluates = False
+            self._is_evaluating = False
         if loss is not None and replicas > 1:
-            loss = over_replicas(loss, self._weighing.count(inputs), self._weighing.is_sum)
+            loss = over_replicas(loss, self._weighing.in_evaluation(inputs), self._weighing.is_sum)
         return (loss, *outputs)
+
+    def _predicted_in_steps(self, prediction: Callable[..., Any], inputs: Any, *others: Any, **keywords: Any) -> Any:
+        """Evaluate a batch; by a loss that a class computes itself on the first rank of a pipeline, as in training."""
+        if not overrides.is_overridden(type(self), "compute_loss"):
+            return prediction(self.model_in_steps, inputs, *others, **keywords)
+        with carried(self):
+            return self.in_one_microbatch(prediction, inputs, *others, **keywords)
+
+    def get_eval_dataloader(self, *args: Any, **keywords: Any) -> Any:
+        """Return the loader of an evaluation; see ``transformers.Trainer``."""
+        return overrides.of_evaluation(self, super().get_eval_dataloader(*args, **keywords))
+
+    def get_test_dataloader(self, *args: Any, **keywords: Any) -> Any:
+        """Return the loader of a prediction; see ``transformers.Trainer``."""
+        return overrides.of_evaluation(self, super().get_test_dataloader(*args, **keywords))
+
+    def _get_train_sampler(self, *args: Any) -> Any:
+        self._order_of_samples = ordered(super()._get_train_sampler(*args))
+        return self._order_of_samples
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         """Return the number of labels that a loss is told; in evaluation of this replica's, whose mean it computes."""
-        if not self._evaluates:
+        if not self._is_evaluating:
             return super()._get_num_items_in_batch(batch_samples, device)
         over_replicas, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
         try:
@@ -296,18 +314,19 @@ class Trainer(transformers.Trainer):
         return multiplied
 
     def in_one_microbatch(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-        """Call a function, with the divided model first, in a step of one microbatch. All ranks call this.
+        """Call a function, with the divided model first, in a step of one microbatch without gradients. All ranks do.
 
         It draws random numbers as the script would, which goes on after them.
 
         Returns:
             What it returns, on all ranks; the function runs on the first rank of each pipeline.
         """
-        self._in_one = function
+        self._in_one_microbatch = function
         try:
-            results = self._one_step(self.distributed_model, args, keywords, torch.get_rng_state())
+            with without_gradient_checkpointing(self.model):
+                results = self._one_step(self.distributed_model, args, keywords, torch.get_rng_state())
         finally:
-            del self._in_one
+            del self._in_one_microbatch
         results, drawn = tree_map(lambda one: one.outputs[0] if isinstance(one, StepOutput) else one, results)
         torch.set_rng_state(drawn)
         return results
@@ -316,7 +335,7 @@ class Trainer(transformers.Trainer):
     def _one_step(self) -> StepFunction[..., Any]:
         def called(model: DistributedModel, args: Any, keywords: Any, drawn: torch.Tensor) -> Any:
             with numbers_of_script(drawn):
-                return self._in_one(model, *args, **keywords), torch.get_rng_state()
+                return self._in_one_microbatch(model, *args, **keywords), torch.get_rng_state()
 
         return step(microbatches=1)(called)
 

@@ -11,7 +11,8 @@ import torch
 from shardwright.accelerate.gathering import gathered_objects
 from shardwright.huggingface.asking import Unanswered, ask, uncounted
 from shardwright.huggingface.evaluation import samples_in
-from shardwright.huggingface.rows import blocks_of, by_rows, first_rows, is_of_all_rows
+from shardwright.huggingface.last_batch import own_rows
+from shardwright.huggingface.rows import blocks_of, by_rows, first_rows, is_flat, is_of_all_rows
 from shardwright.huggingface.shares import Share, Shares, counts_of, shares_of
 from shardwright.job.ranks import rank
 from shardwright.logs import logger
@@ -22,6 +23,11 @@ from shardwright.step import StepFunction, step
 _KNOWN = (
     "Trainer: the loss of KTO depends on the mean divergence of all rows of a batch. So each batch runs in one "
     "microbatch, as exact as in one process, in which the ranks of a pipeline take turns"
+)
+_FLAT = (
+    "Trainer: batches are of one row, in which samples stand one after another without padding (packing, "
+    "padding_free). So each runs in one microbatch, in which the ranks of a pipeline take turns; padded batches let "
+    "them run at once"
 )
 _LABELS, _OTHER, _ROWS, _SUM = "labels", "other labels", "rows", "sum"
 
@@ -39,7 +45,7 @@ class Weighing:
         self._by = _LABELS
         #: Whether it was asked, and of microbatches that have different numbers of labels.
         self._asked = self._settled = self._said = self._said_why = self._is_training = False
-        self._found_to_need_all_rows = self._fits_not = False
+        self._found_to_need_all_rows = self._fits_not = self._said_flat = False
         self._losses: dict[int, StepFunction[..., Any]] = {}
 
     @property
@@ -47,6 +53,13 @@ class Weighing:
         """Of how many blocks of rows batches are."""
         given: int | None = self._trainer.row_blocks
         return blocks_of(self._trainer.data_collator) if given is None else given
+
+    def microbatches_of(self, inputs: Mapping[str, Any]) -> int:
+        """Return into how many microbatches a batch of an evaluation is divided: on all replicas into as many."""
+        fewest = rows = samples_in(inputs)
+        if self._trainer.accelerator.num_processes > 1 and self._trainer.accelerator.gradient_state.end_of_dataloader:
+            fewest = min(gathered_objects(rows))
+        return 1 if self.needs_all_rows else min(int(state.cfg.microbatches), fewest)
 
     @property
     def is_sum(self) -> bool:
@@ -72,7 +85,7 @@ class Weighing:
 
     def count(self, inputs: Mapping[str, Any]) -> float:
         """Return how much the loss of a batch, or of a part of it, counts for beside others; 0 if it has no labels."""
-        labels, counts = self._trainer._labels(inputs), self._counts(inputs, 1)
+        labels, counts = self._trainer._labels_of_loss(inputs), self._counts(inputs, 1)
         if labels is not None and (self._by == _ROWS or not counts[_LABELS][0]):  # rows that fill up have no labels
             return float(labels.ne(-100).reshape(len(labels), -1).any(1).sum())
         return float(counts.get(self._by, counts[_LABELS])[0])
@@ -81,6 +94,14 @@ class Weighing:
         """Ask anew, once: evaluation may have asked, which is told another number of labels."""
         if not self._is_training:
             self._is_training, self._asked, self._settled, self._found_to_need_all_rows = True, False, False, False
+
+    def in_evaluation(self, inputs: Any) -> float:
+        """Return how much the loss of an evaluated batch counts for beside those of other replicas."""
+        rows = own_rows(self._trainer.accelerator, inputs)
+        if not rows or not isinstance(inputs, Mapping):
+            return float(rows)
+        is_of_labels = self._trainer._labels_of_loss(inputs) is not None
+        return self.count(inputs) * (1 if is_of_labels else rows / samples_in(inputs))  # of several in one row
 
     def shares(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> Shares:
         """Return which part of the global batch each microbatch is."""
@@ -102,7 +123,7 @@ class Weighing:
     def _counts(self, inputs: Mapping[str, Any], parts: int) -> dict[str, list[int]]:
         """Return what parts of a batch may count for: labels as Trainer counts them, or the other way, or rows."""
         rows, blocks, labels = samples_in(inputs), self.blocks, inputs.get("labels")
-        counts = {_LABELS: counts_of(self._trainer._labels(inputs), rows, parts, blocks)}
+        counts = {_LABELS: counts_of(self._trainer._labels_of_loss(inputs), rows, parts, blocks)}
         if isinstance(labels, torch.Tensor) and labels.dim() > 1 and "shift_labels" not in inputs:
             other = labels if self._trainer._loss_shifts_labels else labels[:, 1:]
             counts[_OTHER] = counts_of(other, rows, parts, blocks)
@@ -110,9 +131,14 @@ class Weighing:
 
     def _both(self, inputs: Mapping[str, Any], microbatches: int) -> dict[str, Any] | None:
         """Return the rows of two microbatches; None if there is nothing to ask of them."""
+        rows, blocks = samples_in(inputs), self.blocks
+        if is_flat(inputs, rows):
+            if state.cfg.microbatches > 1 and rank() == 0 and not self._said_flat:
+                logger.warning("%s", _FLAT)
+            self._said_flat = True
+            return None
         if microbatches == 1 and self._trainer.accelerator.num_processes == 1:
             return None
-        rows, blocks = samples_in(inputs), self.blocks
         own = max(1, rows // blocks // max(2, microbatches))
         both = first_rows(inputs, rows, blocks, 2 * own)
         if samples_in(both) == 2 * own * blocks and min(self._counts(both, 2)[_LABELS]):

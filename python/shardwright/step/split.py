@@ -63,7 +63,7 @@ class Splitter:
                 columns.append([value] * num_microbatches)
             else:
                 columns.append(self._divide(name, value, self._axes.get(name, 0), num_microbatches, sizes))
-        if sizes:
+        if num_microbatches > 1:
             self._check(sizes, num_microbatches)
         rows = list(zip(*columns, strict=True)) if columns else [()] * num_microbatches
         size = next(iter(sizes.values()), 0)
