@@ -12,13 +12,12 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.stacks.kinds import KINDS, ONE_REPLICA
+from tests.stacks.kinds import KINDS, ONE_REPLICA, RESUMED
 from tests.stacks.layouts import LAYOUTS, RANKS
 
 #: Ends a job that stands still: the trainings of one layout take about a minute.
@@ -43,20 +42,51 @@ def main() -> int:
             kinds = [kind for kind in kinds if fnmatch.fnmatch(f"{kind}:{layout}:{microbatches}", chosen.only)]
             if kinds:
                 jobs[layout, microbatches] = kinds
+    resumed = [
+        (kind, layout, 4 if "pp2" in layout else 1)
+        for kind in RESUMED
+        for layout in LAYOUTS
+        if layout != "tp2" and fnmatch.fnmatch(f"{kind}-resumed:{layout}:{4 if 'pp2' in layout else 1}", chosen.only)
+    ]
+    chosen_kinds = {kind for kinds in jobs.values() for kind in kinds} | {kind for kind, *_ in resumed}
     found = {"exact": 0, "refused": 0, "wrong": 0, "hung": 0}
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder, "plain")
-        trained([kind for kind in KINDS if any(kind in kinds for kinds in jobs.values())], "plain", 1, plain)
+        trained([kind for kind in KINDS if kind in chosen_kinds], "plain", 1, plain)
+
+        def tell(name: str, layout: str, microbatches: int, outcome: str, said: str) -> None:
+            found[outcome] += 1
+            print(f"{name:24}{layout:>10}{microbatches:>4}  {outcome:8}{' '.join(said.split())}", flush=True)
+
         for (layout, microbatches), kinds in jobs.items():
             here = Path(folder, f"{layout}-{microbatches}")
             outcomes = trained(kinds, layout, microbatches, here)
             for kind in kinds:
                 outcome, said = outcomes.get(kind) or compared(kind, plain, here)
-                found[outcome], said = found[outcome] + 1, " ".join(said.split())
-                print(f"{kind:20}{layout:>10}{microbatches:>4}  {outcome:8}{' '.join(said.split())}", flush=True)
+                tell(kind, layout, microbatches, outcome, said)
+        for kind, layout, microbatches in resumed:
+            here = Path(folder, f"{kind}-{layout}-resumed")
+            outcome, said = killed_and_resumed(kind, layout, microbatches, plain, here)
+            tell(f"{kind}-resumed", layout, microbatches, outcome, said)
     runs = sum(found.values())
     print(json.dumps({"runs": runs, **found}), flush=True)
     return 0 if runs and not found["wrong"] and not found["hung"] and found["refused"] <= 6 else 1
+
+
+def run(kinds: list[str], layout: str, microbatches: int, folder: Path, *what: str) -> bool:
+    """Run a job of trainings, and return whether it ended by itself."""
+    given = ["-m", "tests.stacks.rank", ",".join(kinds), layout, str(microbatches), str(folder), *what]
+    started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS[layout]}"]
+    command = [sys.executable, *(started if layout != "plain" else []), *given]
+    with Path(folder, "output").open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            process.wait(HANG_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its ranks
+            process.wait()
+            return False
+    return True
 
 
 def trained(kinds: list[str], layout: str, microbatches: int, folder: Path) -> dict[str, tuple[str, str]]:
@@ -65,29 +95,36 @@ def trained(kinds: list[str], layout: str, microbatches: int, folder: Path) -> d
     outcomes: dict[str, tuple[str, str]] = {}
     left = list(kinds)
     while left:
-        given = ["-m", "tests.stacks.rank", ",".join(left), layout, str(microbatches), str(folder)]
-        started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS[layout]}"]
-        command = [sys.executable, *(started if layout != "plain" else []), *given]
-        began = time.monotonic()
-        with Path(folder, "output").open("w") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-            try:
-                process.wait(HANG_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.terminate()  # torchrun ends its ranks
-                process.wait()
-        is_hung = time.monotonic() - began >= HANG_SECONDS
+        has_ended = run(left, layout, microbatches, folder)
         ended = [kind for kind in left if "error" not in (report(kind, folder) or {"error": ""})]
         left = [kind for kind in left if kind not in ended]
         if left:
             first, *left = left
-            errors = [
-                one["error"] for rank in range(RANKS[layout]) if "error" in (one := report(first, folder, rank) or {})
-            ]
-            errors.sort(key=lambda error: error.startswith("PeerLostError"))  # what other ranks heard of it
-            told = errors[0] if errors else Path(folder, "output").read_text()[-2000:]
-            outcomes[first] = ("hung", "") if is_hung else ("refused" if is_refusal(told) else "wrong", told[:300])
+            outcomes[first] = failed(first, layout, folder) if has_ended else ("hung", "")
     return outcomes
+
+
+def killed_and_resumed(kind: str, layout: str, microbatches: int, plain: Path, folder: Path) -> tuple[str, str]:
+    """Kill a training while it saves, let a fresh job go on, and hold it to the plain one."""
+    folder.mkdir()
+    for what in ("killed", "resumed"):
+        if not run([kind], layout, microbatches, folder, what):
+            return "hung", what
+        if what == "killed" and report(kind, folder) is not None and "error" not in (report(kind, folder) or {}):
+            return "wrong", "it was not killed"
+    if "error" in (report(kind, folder) or {"error": ""}):
+        return failed(kind, layout, folder)
+    if "checkpoint-1" not in Path(folder, "output").read_text():
+        return "wrong", "it has not gone on from the newest complete checkpoint"
+    return compared(kind, plain, folder)
+
+
+def failed(kind: str, layout: str, folder: Path) -> tuple[str, str]:
+    """What became of a training that has failed."""
+    errors = [one["error"] for rank in range(RANKS[layout]) if "error" in (one := report(kind, folder, rank) or {})]
+    errors.sort(key=lambda error: error.startswith("PeerLostError"))  # what other ranks heard of it
+    told = errors[0] if errors else Path(folder, "output").read_text()[-2000:]
+    return "refused" if is_refusal(told) else "wrong", told[:300]
 
 
 def report(kind: str, folder: Path, rank: int = 0) -> dict[str, Any] | None:

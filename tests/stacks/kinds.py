@@ -17,6 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 Over = Callable[[Any], Any]
 WORDS = ["sky", "sea", "red", "blue", "is", "was", "the", "a", "deep", "old", "small", "round", "sun", "moon"]
 BATCH, STEPS = 8, 3
+#: Samples of an evaluation, whose last batch no number of replicas fills.
+EVALUATED = 13
 
 
 @functools.cache
@@ -114,9 +116,9 @@ def sft(over: Over, folder: Path, replicas: int, peft: Any = None, **more: Any) 
 
     return over(SFTTrainer)(
         model=llama(),
-        args=SFTConfig(**arguments(folder, replicas, max_length=32, **more)),
+        args=SFTConfig(**arguments(folder, replicas, **{"max_length": 32, **more})),
         train_dataset=dataset(text=sentences(160, 1, most=20)),
-        eval_dataset=dataset(text=sentences(16, 9, most=20)),
+        eval_dataset=dataset(text=sentences(EVALUATED, 9, most=20)),
         processing_class=tokenizer(),
         peft_config=peft,
     )
@@ -130,11 +132,11 @@ def dpo(over: Over, folder: Path, replicas: int, peft: Any = None, **more: Any) 
     trainer = over(DPOTrainer)
     if peft is not None:
         return trainer(
-            llama(), None, given, train_dataset=pairs(), eval_dataset=pairs(16), processing_class=tokenizer(),
+            llama(), None, given, train_dataset=pairs(), eval_dataset=pairs(EVALUATED), processing_class=tokenizer(),
             peft_config=peft,
         )  # fmt: skip
     reference = llama(seed=5)
-    return trainer(llama(), reference, given, None, pairs(), pairs(16), tokenizer())
+    return trainer(llama(), reference, given, None, pairs(), pairs(EVALUATED), tokenizer())
 
 
 def reward(over: Over, folder: Path, replicas: int, **more: Any) -> Any:
@@ -145,7 +147,7 @@ def reward(over: Over, folder: Path, replicas: int, **more: Any) -> Any:
         model=llama(LlamaForSequenceClassification, num_labels=1),
         args=RewardConfig(**arguments(folder, replicas, max_length=32, **more)),
         train_dataset=pairs(),
-        eval_dataset=pairs(16),
+        eval_dataset=pairs(EVALUATED),
         processing_class=tokenizer(),
     )
 
@@ -166,7 +168,7 @@ def kto(over: Over, folder: Path, replicas: int, **more: Any) -> Any:
         ref_model=llama(seed=5),
         args=KTOConfig(**arguments(folder, replicas, max_length=32, **more)),
         train_dataset=answers(40),
-        eval_dataset=answers(16),
+        eval_dataset=answers(EVALUATED),
         processing_class=tokenizer(),
     )
 
@@ -180,7 +182,7 @@ def _prompts(count: int) -> Any:
     return dataset(prompt=sentences(count, 1, most=4))
 
 
-def online(name: str, over: Over, folder: Path, replicas: int, **more: Any) -> Any:
+def online(name: str, over: Over, folder: Path, replicas: int, peft: Any = None, **more: Any) -> Any:
     """Completions that the model generates while it is trained, by GRPO or RLOO."""
     import trl
 
@@ -189,7 +191,13 @@ def online(name: str, over: Over, folder: Path, replicas: int, **more: Any) -> A
         llama().save_pretrained(saved)
     given = arguments(folder, replicas, num_generations=4, max_completion_length=6, beta=0.1, **more)
     return over(getattr(trl, f"{name}Trainer"))(
-        str(saved), lengths, over(getattr(trl, f"{name}Config"))(**given), _prompts(40), _prompts(8), tokenizer()
+        str(saved) if peft is None else llama(),
+        lengths,
+        over(getattr(trl, f"{name}Config"))(**given),
+        _prompts(40),
+        _prompts(8),
+        tokenizer(),
+        peft_config=peft,
     )
 
 
@@ -206,22 +214,63 @@ def given_completions(over: Over, folder: Path, replicas: int) -> Any:
     return over(Given)(llama(), lengths, over(GRPOConfig)(**given), _prompts(40), _prompts(8), tokenizer())
 
 
+def of_sentences(loss: str, over: Over, folder: Path, replicas: int) -> Any:
+    """Embeddings of sentences, by a loss with negatives from the batch, or of each row."""
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses, models
+    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+    from transformers import BertConfig, BertModel
+
+    saved = folder.parent.parent / "bert"
+    if "RANK" not in os.environ:
+        torch.manual_seed(3)
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        BertModel(BertConfig(vocab_size=len(WORDS) + 3, **sizes, **none, initializer_range=0.3)).save_pretrained(saved)
+        tokenizer().save_pretrained(saved)
+    words = models.Transformer(str(saved))
+    model = SentenceTransformer(modules=[words, models.Pooling(16)], device="cpu")
+
+    def both(count: int) -> Any:
+        scores = (
+            {} if loss == "MultipleNegativesRankingLoss" else {"score": [number % 7 / 7 for number in range(count)]}
+        )
+        return dataset(first=sentences(count, 1), second=sentences(count, 2), **scores)
+
+    given = {name: one for name, one in arguments(folder, replicas).items() if name != "gradient_checkpointing"}
+    return over(SentenceTransformerTrainer)(
+        model=model,
+        args=over(Arguments)(**given),
+        train_dataset=both(40),
+        eval_dataset=both(EVALUATED),
+        loss=getattr(losses, loss)(model),
+    )
+
+
 #: Trainings in which a replica draws, or averages over what it has of a batch, what one process does not.
-ONE_REPLICA = {"kto", "grpo", "rloo", "dpo-several"}
+ONE_REPLICA = {"kto", "grpo", "grpo-lora", "rloo", "dpo-several", "negatives"}
+#: Those that are killed in a save too, and go on in a fresh job from the newest checkpoint that is complete.
+RESUMED = ("sft-lora", "sft-grouped", "dpo", "reward", "grpo-given")
 KINDS: dict[str, Callable[[Over, Path, int], Any]] = {
     "sft": sft,
     "sft-accumulated": functools.partial(sft, gradient_accumulation_steps=2),
     "sft-lora": lambda *given: sft(*given, peft=lora()),
-    "sft-packed": functools.partial(sft, packing=True, packing_strategy="wrapped", eval_packing=False),
+    "sft-packed": functools.partial(sft, packing=True),
+    "sft-wrapped": functools.partial(sft, packing=True, packing_strategy="wrapped"),
+    "sft-unpadded": functools.partial(sft, padding_free=True, max_length=None),
+    "sft-grouped": functools.partial(sft, train_sampling_strategy="group_by_length"),
     "sft-dft": functools.partial(sft, loss_type="dft"),
     "sft-smoothed": functools.partial(sft, label_smoothing_factor=0.1),
     "dpo": dpo,
     "dpo-several": functools.partial(dpo, loss_type=["sigmoid", "bco_pair", "sft"], loss_weights=[0.8, 0.2, 1.0]),
     "dpo-lora": lambda *given: dpo(*given, peft=lora()),
+    "dpo-lora-checkpointed": lambda *given: dpo(*given, peft=lora(), gradient_checkpointing=True),
     "reward": reward,
     "kto": kto,
     "kto-without-kl": functools.partial(kto, loss_type="apo_zero_unpaired"),
     "grpo-given": given_completions,
     "grpo": functools.partial(online, "GRPO"),
+    "grpo-lora": lambda *given: online("GRPO", *given, peft=lora(), gradient_checkpointing=True),
     "rloo": functools.partial(online, "RLOO"),
+    "negatives": functools.partial(of_sentences, "MultipleNegativesRankingLoss"),
+    "cosines": functools.partial(of_sentences, "CosineSimilarityLoss"),
 }

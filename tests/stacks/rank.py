@@ -1,12 +1,15 @@
-"""Trains by several trainers, alone or as a rank: ``KINDS LAYOUT MICROBATCHES FOLDER``, kinds with commas between.
+"""Trains by several trainers, alone or as a rank: ``KINDS LAYOUT MICROBATCHES FOLDER [WHAT]``.
 
-Writes for each kind ``FOLDER/KIND-RANK.json``, with what was logged or raised, and the final weights beside it.
+Kinds have commas between them. ``WHAT`` is ``killed``, while it saves after the second update, or ``resumed`` from the
+newest checkpoint. Writes for each kind ``FOLDER/KIND-RANK.json``, with what was logged or raised, and the final weights
+beside it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -32,10 +36,37 @@ def logged(trainer: Any) -> list[dict[str, float]]:
     ]
 
 
-def trained(kind: str, over: Any, folder: Path, replicas: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def saves(over: Any, what: str, rank: int) -> Any:
+    """Make classes of trainers that save after each update, and of which the last rank may be killed in the second."""
+
+    def saving(kind: Any) -> Any:
+        if not issubclass(kind, transformers.Trainer):
+            return over(kind)
+
+        class Saving(over(kind)):  # type: ignore[misc]
+            def __init__(self, *args: Any, **keywords: Any) -> None:
+                super().__init__(*args, **keywords)
+                self.args.save_strategy = transformers.trainer_utils.SaveStrategy.STEPS
+                self.args.save_steps = self.state.save_steps = 1
+
+            def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+                if what == "killed" and self.state.global_step == 2 and rank == smp.size() - 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                super()._save_optimizer_and_scheduler(output_dir)
+
+        return Saving
+
+    import shardwright as smp
+
+    return saving
+
+
+def trained(
+    kind: str, over: Any, folder: Path, replicas: int, what: str
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Train, and return what was logged, the metrics of an evaluation, and the final weights."""
     trainer = KINDS[kind](over, folder, replicas)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=True if what == "resumed" else None)
     metrics = trainer.evaluate()
     log = [entry for entry in logged(trainer) if "loss" in entry]
     model = getattr(trainer, "distributed_model", trainer.model)
@@ -46,6 +77,7 @@ def trained(kind: str, over: Any, folder: Path, replicas: int) -> tuple[dict[str
 def main() -> None:
     """Run as the arguments say."""
     kinds, layout_name, microbatches, folder = sys.argv[1].split(","), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+    what = sys.argv[5] if len(sys.argv) > 5 else ""
     rank, replicas, over = 0, 1, lambda kind: kind
     if layout_name != "plain":
         import shardwright as smp
@@ -54,10 +86,11 @@ def main() -> None:
         layout = LAYOUTS[layout_name]
         smp.init({**layout, "microbatches": microbatches, "deterministic_server": True, "stall_timeout_seconds": 60})
         rank, replicas, over = smp.rank(), smp.dp_size(), over_ranks  # type: ignore[assignment]
+        over = saves(over_ranks, what, rank) if what else over
     for kind in kinds:
         began = time.monotonic()
         try:
-            report, state = trained(kind, over, folder / kind, replicas)
+            report, state = trained(kind, over, folder / kind, replicas, what)
             if rank == 0:
                 torch.save(state, folder / f"{kind}.pt")
         except Exception as error:
