@@ -36,7 +36,9 @@ def stand_in() -> None:
 def main() -> None:
     """Run the script that the arguments name."""
     config, kind, script, *arguments = sys.argv[1:]
-    init({"ddp": True, **json.loads(config)})
+    degrees = json.loads(config)
+    # Batches are padded each to its own length, which tensor-parallel ranks with different samples would not share.
+    init({"ddp": True, "prescaled_batch": degrees.get("tensor_parallel_degree", 1) > 1, **degrees})
     stand_in()
     if rank() == 0:
         logger.warning(

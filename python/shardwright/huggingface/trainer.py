@@ -21,6 +21,7 @@ from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
 from shardwright.huggingface.carried import carried
 from shardwright.huggingface.evaluation import ModelInSteps, over_replicas, samples_in
 from shardwright.huggingface.last_batch import without_fillers
+from shardwright.huggingface.marking import mark_whole
 from shardwright.huggingface.order import ordered
 from shardwright.huggingface.reference import AcceleratorOfTrainer
 from shardwright.huggingface.rows import by_rows
@@ -31,7 +32,7 @@ from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
 from shardwright.state import state
 from shardwright.step import StepFunction, StepOutput, step
-from shardwright.tensor_parallel.marking import mark_of, set_tensor_parallelism
+from shardwright.tensor_parallel.marking import mark_of
 from shardwright.transformers_models.settings import without_gradient_checkpointing
 
 
@@ -101,7 +102,7 @@ class Trainer(transformers.Trainer):
         if not isinstance(wrapped, DistributedModel):
             parts = list(self.model.modules())
             if state.cfg.tensor_parallel_degree > 1 and not any(mark_of(part) for part in parts):
-                set_tensor_parallelism(self.model)
+                mark_whole(self.model)
             # Losses are divided by what they are the mean of, so that microbatches of any number of labels count right.
             wrapped = self.model_wrapped = DistributedModel(self.model, average_grads_across_microbatches=False)
             self.model = wrapped.module

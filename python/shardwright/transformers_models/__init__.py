@@ -14,5 +14,5 @@ __all__ = ["install", "prepare"]
 
 def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
     """Let code of steps switch what it may of a model that several ranks divide, for as long as the job runs."""
-    settings.install(installed)
+    settings.install(module, installed)
     switching.install(module, model_id, installed)

@@ -17,10 +17,10 @@ from shardwright.patches import original_of, replaced
 from shardwright.transformers_models import switching
 
 
-def install(installed: ExitStack) -> None:
-    """Let gradient checkpointing stay as it is in steps, for as long as the job runs."""
+def install(module: nn.Module, installed: ExitStack) -> None:
+    """Let gradient checkpointing of a model stay as it is in steps, for as long as the job runs."""
     models = sys.modules.get("transformers.modeling_utils")
-    if models is not None:
+    if models is not None and any(isinstance(part, models.PreTrainedModel) for part in module.modules()):
         installed.enter_context(replaced(models.PreTrainedModel, _OF_MODELS))
 
 
