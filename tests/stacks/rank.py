@@ -69,8 +69,9 @@ def trained(
     trainer.train(resume_from_checkpoint=True if what == "resumed" else None)
     metrics = trainer.evaluate()
     log = [entry for entry in logged(trainer) if "loss" in entry]
-    model = getattr(trainer, "distributed_model", trainer.model)
-    state = {name: one.detach().clone() for name, one in model.state_dict().items()}
+    divided = getattr(trainer, "distributed_model", None)
+    whole = trainer.model.state_dict() if divided is None else trainer.accelerator.get_state_dict(divided)
+    state = {name: one.detach().clone() for name, one in whole.items()}
     return {"log": log, "eval_loss": metrics["eval_loss"]}, state
 
 
@@ -85,7 +86,8 @@ def main() -> None:
 
         layout = LAYOUTS[layout_name]
         smp.init({**layout, "microbatches": microbatches, "deterministic_server": True, "stall_timeout_seconds": 60})
-        rank, replicas, over = smp.rank(), smp.dp_size(), over_ranks  # type: ignore[assignment]
+        rank, over = smp.rank(), over_ranks  # type: ignore[assignment]
+        replicas = smp.rdp_size() if layout.get("prescaled_batch") else smp.dp_size()
         over = saves(over_ranks, what, rank) if what else over
     for kind in kinds:
         began = time.monotonic()
