@@ -311,8 +311,7 @@ class Trainer(transformers.Trainer):
             share = own / (sum(count for _, count in every) or 1.0)
             number = times(sum(labels for labels, _ in every), share, self._number_dtype)
         # A loss of one of several replicas is multiplied by how many they are.
-        multiplied: torch.Tensor | int | None = number * replicas
-        return multiplied
+        return number * replicas  # type: ignore[no-any-return]
 
     def in_one_microbatch(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         """Call a function, with the divided model first, in a step of one microbatch without gradients. All ranks do.
