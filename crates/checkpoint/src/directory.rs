@@ -94,8 +94,10 @@ impl Directory {
             })?,
         };
         if self.has(&tag)? {
-            self.check_folder(&tag)?;
-            return Ok(self.folder(&tag));
+            match self.check_folder(&tag) {
+                Err(error) if error.is_absence() => {} // it went meanwhile
+                checked => return checked.map(|()| self.folder(&tag)),
+            }
         }
         Err(CheckpointError::NoCheckpoint {
             directory: self.path.clone(),
