@@ -117,7 +117,7 @@ impl DeviceStreams {
         let recorded = state.events.get_mut(&event).ok_or(INVALID_HANDLE)?;
         recorded.recorded += 1;
         let time = recorded.recorded;
-        self.queue(state, stream, Operation::Reach { event, time })
+        Self::queue(state, stream, Operation::Reach { event, time })
     }
 
     /// An error while the event has not been reached, or when the device has failed.
@@ -139,7 +139,7 @@ impl DeviceStreams {
             Some(0) => return Err(LAUNCH_FAILED),
             Some(left) => *left -= 1,
         }
-        self.queue(state, stream, Operation::Copy { to, from, bytes })
+        Self::queue(state, stream, Operation::Copy { to, from, bytes })
     }
 
     /// Whether a call may be made that could spoil a capture, by a thread that is held to `mode`.
@@ -208,7 +208,6 @@ impl DeviceStreams {
     }
 
     fn queue(
-        &self,
         mut state: MutexGuard<'_, State>,
         stream: u64,
         operation: Operation,
