@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -175,6 +176,23 @@ def test_an_interrupt_ends_the_ranks(tmp_path: Path) -> None:
         launch(waiting, tmp_path)
     timer.join()
     assert not any(Path("/proc", file.read_text()).exists() for file in tmp_path.iterdir())
+
+
+def test_an_interrupt_while_ranks_are_started_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, pids = sys.modules["shardwright.notebook.launch"], []
+    start = module._start  # type: ignore[attr-defined]
+
+    def interrupted(*given: Any) -> Any:
+        one = start(*given)
+        signal.raise_signal(signal.SIGINT)  # when nobody but this frame knows of the rank
+        pids.append(one.pid)
+        return one
+
+    monkeypatch.setattr(module, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch(time.sleep, 100)
+    assert len(pids) == 2
+    assert not any(Path("/proc", str(pid)).exists() for pid in pids)
 
 
 def test_a_result_that_cannot_be_pickled_says_what_can() -> None:

@@ -50,17 +50,20 @@ def seconds(number: str, unit: str) -> float:
     return float(number) * (1.0 if unit == "s" else 1e-3)
 
 
-def judged_by_its_numbers(line: str) -> tuple[float, float]:
-    """The seconds of a step and of one rank alone, of which the line's verdict has to be that of the numbers in it."""
+def judged_by_its_numbers(line: str, replicas: int = 1) -> tuple[float, float]:
+    """The seconds of a step and of one rank alone, of which the line's verdict has to be that of the numbers in it.
+
+    An undivided model would be on as many replicas, each with its part of the batch.
+    """
     found = re.search(r"a step takes ([\d.]+) (ms|s) on .* at most about ([\d.]+) (ms|s)", line)
     assert found, line
     step, alone = seconds(found[1], found[2]), seconds(found[3], found[4])
-    rounding = 1.01
-    if alone >= 1.25 * step * rounding:
+    rounding, work = 1.01, alone / replicas
+    if work >= 1.25 * step * rounding:
         assert line.endswith(" times as long"), line
-    elif alone > step * rounding and alone * rounding < 1.25 * step:
+    elif work > step * rounding and work * rounding < 1.25 * step:
         assert "dividing this model hardly pays in time" in line, line
-    elif alone * rounding < step:
+    elif work * rounding < step:
         assert "dividing this model does not pay in time" in line, line
     return step, alone
 
@@ -81,7 +84,7 @@ def test_every_replica_counts(tmp_path: Path) -> None:
     assert others == [[], [], []]
     (line,) = first
     assert "on 4 ranks" in line
-    assert judged_by_its_numbers(line)[1] >= 2 * 2 * 4 * 0.01
+    assert judged_by_its_numbers(line, replicas=2)[1] >= 2 * 2 * 4 * 0.01
 
 
 def test_fewer_steps_say_nothing_and_a_toy_is_told_that_dividing_does_not_pay(tmp_path: Path) -> None:

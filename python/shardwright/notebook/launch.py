@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -56,8 +57,9 @@ def launch(function: Callable[..., T], *args: Any, ranks: int = 2, **kwargs: Any
     sys.stderr.flush()
     watched: list[Watched] = []
     try:
-        for rank in range(ranks):
-            watched.append(_start(rank, _environment(rank, ranks, store.port), lambda: function(*args, **kwargs)))
+        with _uninterrupted():
+            for rank in range(ranks):
+                watched.append(_start(rank, _environment(rank, ranks, store.port), lambda: function(*args, **kwargs)))
         return watch(watched)
     finally:
         for one in watched:
@@ -94,6 +96,19 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": "1",
     }
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Keep an interrupt until the end: it may come when a rank has been forked that nobody would end."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _start(rank: int, environment: dict[str, str], function: Callable[[], Any]) -> Watched:
