@@ -60,9 +60,7 @@ _KNOWN = (RandomSampler, SequentialSampler, DistributedSampler, BatchSampler, Or
 
 def ordered(sampler: Any) -> Any:
     """Return a sampler whose order is that of rank 0, of one that a trainer has made; as it is, if that is known."""
-    is_known = isinstance(
-        sampler, (RandomSampler, SequentialSampler, DistributedSampler, BatchSampler, OrderOfFirstRank)
-    )
+    is_known = isinstance(sampler, _KNOWN)
     return sampler if is_known or sampler is None or not hasattr(sampler, "__len__") else OrderOfFirstRank(sampler)
 
 
