@@ -19,8 +19,6 @@ from tests.jobs.patience import HANG_SECONDS
 from tests.torn.damages import KINDS
 from tests.torn.states import commit, write
 
-#: Who has not ended by then, waits for ever.
-_SECONDS = HANG_SECONDS
 
 
 def _pipe(path: Path) -> None:
@@ -56,7 +54,7 @@ def succeeds(work: Callable[[], object]) -> bool:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(_SECONDS)
+    thread.join(HANG_SECONDS)
     return outcome != [True]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tests.jobs.patience import HANG_SECONDS
 
-COMMAND_SECONDS = HANG_SECONDS
 RELAY = Path(__file__).with_name("relay.py")
 #: What the hosts call their link.
 LINK = "eth0"
@@ -31,7 +30,7 @@ def missing() -> str | None:
 
 def run(*command: str) -> None:
     """A command that has to succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
 
@@ -123,7 +122,7 @@ class Network:
     def _remove(self) -> None:
         if self._relay is not None:
             self._relay.kill()
-            self._relay.communicate(timeout=COMMAND_SECONDS)
+            self._relay.communicate(timeout=HANG_SECONDS)
         for name in reversed(self._made):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=COMMAND_SECONDS)
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=HANG_SECONDS)
         self._made.clear()

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator
 from tests.jobs.patience import HANG_SECONDS
 from tests.programs.trials import Trial
 
-#: Longer than any program takes, with what it takes to find that its ranks hang.
-SECONDS = HANG_SECONDS
 #: A worker is replaced after so many programs: caches of torch grow with every module that it sees.
 PROGRAMS_EACH = 100
 
@@ -37,14 +35,14 @@ class _Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         print(seed, file=process.stdin, flush=True)
-        answer = process.stdout.readline() if select.select([process.stdout], [], [], SECONDS)[0] else None
+        answer = process.stdout.readline() if select.select([process.stdout], [], [], HANG_SECONDS)[0] else None
         self._tried += 1
         if not answer or self._tried == PROGRAMS_EACH:
             self.end(at_once=answer is None)
         if answer:
             fields = json.loads(answer)
             return Trial(**fields | {"features": frozenset(fields["features"]), "crossed": tuple(fields["crossed"])})
-        verdict, why = ("hung", f"no answer in {SECONDS:.0f} seconds") if answer is None else ("crashed", "")
+        verdict, why = ("hung", f"no answer in {HANG_SECONDS:.0f} seconds") if answer is None else ("crashed", "")
         if verdict == "crashed":
             code = process.returncode
             why = f"the process ended with {signal.Signals(-code).name if code < 0 else code}"

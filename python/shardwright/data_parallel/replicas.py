@@ -290,13 +290,13 @@ class Replicas:
             if is_owner:
                 raise ShardwrightError(
                     f"{where} of the last reduction, and accumulates others over backward_passes_per_step={passes} "
-                    "steps; with shard_optimizer_state other ranks do not have them: call optimizer.zero_grad() after "
+                    "steps; with shard_optimizer_state other ranks do not have them: call model.zero_grad() after "
                     f"every {passes} steps, or use a larger backward_passes_per_step"
                 )
             raise ShardwrightError(
                 f"{where} of parameters whose optimizer state is on other ranks (shard_optimizer_state), so that no "
-                "step can have reduced them: call optimizer.zero_grad(), and run every forward and backward pass in "
-                "the step function"
+                "step can have reduced them: call model.zero_grad(), which reaches parameters outside the optimizer's "
+                "groups too, and run every forward and backward pass in the step function"
             )
         return is_owner if passes == 1 else None
 

@@ -179,7 +179,7 @@ class StepTransaction:
                 raise ShardwrightError(
                     f"parameter {next(names, '')!r} has a post-accumulate-grad hook, which sees gradients of earlier "
                     "steps in p.grad too, and with shard_optimizer_state only the owner of a parameter has them: "
-                    "clear them before each step, by optimizer.zero_grad() with either set_to_none, or use "
+                    "clear them before each step, by model.zero_grad() with either set_to_none, or use "
                     "parameter.register_hook, which sees the gradient of the step"
                 )
 

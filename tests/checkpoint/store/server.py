@@ -15,7 +15,6 @@ import boto3
 from tests.jobs.patience import HANG_SECONDS
 from tests.jobs.ports import next_port
 
-_START_SECONDS = HANG_SECONDS
 KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
@@ -38,7 +37,7 @@ class Server:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + HANG_SECONDS
         while not self._answers():
             assert self.process.poll() is None, "the server has ended"
             assert time.monotonic() < deadline, "the server does not answer"

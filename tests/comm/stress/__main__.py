@@ -28,7 +28,6 @@ from tests.jobs.patience import HANG_SECONDS, slowdown
 from .ranks import Job, Rank, shared_memory, shared_memory_in_use
 from .traffic import Traffic
 
-START_SECONDS = HANG_SECONDS
 END_SECONDS = 20.0
 REPORT_SECONDS = 5.0
 #: A kill comes so many seconds after the messages have begun to flow, at most.
@@ -91,7 +90,7 @@ class Stress:
         began = time.monotonic()
         with Job(self.options.ranks, self._count_messages) as job:
             totals: Counter[str] = Counter()
-            limit = time.monotonic() + START_SECONDS + 60 * self.options.minutes + self.options.messages / 100
+            limit = time.monotonic() + HANG_SECONDS + 60 * self.options.minutes + self.options.messages / 100
             for rank, process in enumerate(job.ranks):
                 said = process.hear(limit)
                 if said is None or not said["finished"]:
@@ -116,12 +115,12 @@ class Stress:
     def _await_kill(self, me: Rank) -> None:
         """A rank of the second part: sends until a rank is lost, and stays until all have seen it."""
         self._join()
-        traffic = Traffic(self.options.seed, 0, time.monotonic() + 10 * START_SECONDS)
+        traffic = Traffic(self.options.seed, 0, time.monotonic() + 10 * HANG_SECONDS)
         traffic.start()
         me.say(event="running")
-        traffic.await_loss(START_SECONDS)
+        traffic.await_loss(HANG_SECONDS)
         me.say(event="lost", loss=traffic.loss)
-        me.hear(time.monotonic() + START_SECONDS)
+        me.hear(time.monotonic() + HANG_SECONDS)
         smp.shutdown()
 
     def kills(self) -> None:
@@ -147,7 +146,7 @@ class Stress:
 
     def _kill_one(self, job: Job, number: int, victim: int, moment: float) -> float:
         """Kill a rank and hear the others; the longest time until one of them said so."""
-        start = time.monotonic() + START_SECONDS
+        start = time.monotonic() + HANG_SECONDS
         if not all(rank.hear(start) for rank in job.ranks):
             self.violations.append(f"kill {number}: the job did not start")
             return 0.0

@@ -30,8 +30,6 @@ ACKNOWLEDGED = 32
 #: Sizes in bytes, with the share of messages that are at most so large.
 SIZES = ((1 << 10, 0.7), (32 << 10, 0.25), (256 << 10, 0.0495), (4 << 20, 0.0005))
 MAX = 4 << 20
-#: How long a sender waits for an acknowledgement, and a receiver for a message, before it gives the test up.
-DEADLINE_SECONDS = HANG_SECONDS
 
 
 class Window:
@@ -43,7 +41,7 @@ class Window:
 
     def take(self, goes_on: Callable[[], bool]) -> bool:
         """Wait for a place; false when there is none any more."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        deadline = time.monotonic() + HANG_SECONDS
         with self._changed:
             while self._open == 0:
                 if not goes_on() or time.monotonic() > deadline:
@@ -91,7 +89,7 @@ class Traffic:
                 thread.join(1.0 / len(self._threads))
             sample()
             if progress != (progress := sum(self.counts.values())):
-                deadline = time.monotonic() + 2 * DEADLINE_SECONDS
+                deadline = time.monotonic() + 2 * HANG_SECONDS
             elif time.monotonic() > deadline:
                 return False
         return not self._failed.is_set()
