@@ -62,12 +62,59 @@ def test_options_load_as_they_were_saved(name: str, tmp_path: Path) -> None:
         job.close()
 
 
-def went_on(kind: Any, folder: Path, begun: dict[str, Any], later: dict[str, Any]) -> list[str]:
-    """Train, save, and go on with an optimizer that a script has made with other options: they are the saved ones."""
+#: Which kernel computes, and whether it may be captured or differentiated, are not a group's to vary.
+KERNELS = ("params", "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_options_that_differ_between_groups_load_as_they_were_saved(name: str, tmp_path: Path) -> None:
+    """Options that a group or a script sets later, in pairs: a class looks only at its defaults."""
+    kind = getattr(torch.optim, name)
+
+    def others(group: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Each option with another value that its class takes."""
+        found: list[tuple[str, Any]] = []
+        for key, value in group.items():
+            if isinstance(value, bool) and key not in KERNELS:
+                found.append((key, not value))
+            elif isinstance(value, int | float) and key not in KERNELS:
+                found.append((key, value / 2 if value else 0.25))
+        return found
+
+    def main(runtime: Runtime) -> list[str]:
+        wrong = []
+        options = others(kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1).param_groups[0])
+        pairs = [dict([one, other]) for one in options for other in options if one[0] < other[0]]
+        for changed in pairs or [dict([one]) for one in options]:
+            try:
+                wrong += went_on(kind, tmp_path, {}, {}, changed)
+            except Exception as error:
+                wrong.append(f"{changed}: {type(error).__name__}: {error}")
+        return wrong
+
+    with in_process_ranks():
+        job = Job(1)
+        assert job.run(main, {}, 300) == [[]]
+        job.close()
+
+
+def went_on(
+    kind: Any, folder: Path, begun: dict[str, Any], later: dict[str, Any], changed: dict[str, Any] | None = None
+) -> list[str]:
+    """Train, save, and go on with an optimizer that a script has made with other options: they are the saved ones.
+
+    Args:
+        kind: The class.
+        folder: Where to save.
+        begun: Options with which the first optimizer is made.
+        later: Options with which the second is made.
+        changed: Options of the first that its group has been given since.
+    """
     trainings = [
         Training(1, lambda parameters, lr, options=options: kind(parameters, **{"lr": lr, **options}))
         for options in (begun, later)
     ]
+    trainings[0].optimizer.param_groups[0].update(changed or {})
     trainings[0].step(0)
     smp.save_checkpoint(folder, "a", model=trainings[0].model, optimizer=trainings[0].optimizer)
     smp.resume_from_checkpoint(folder, "a", model=trainings[1].model, optimizer=trainings[1].optimizer)
@@ -76,7 +123,7 @@ def went_on(kind: Any, folder: Path, begun: dict[str, Any], later: dict[str, Any
         training.step(1)
     one, other = (training.values() for training in trainings)
     differ = [key for key in {**one, **other} if not torch.equal(one[key], other[key])]
-    found = [f"{begun}, then {later}: {differ} differ"] if differ else []
+    found = [f"{begun}, {changed}, then {later}: {differ} differ"] if differ else []
     return found if before == after else [*found, f"{begun}, then {later}: {before} became {after}"]
 
 

@@ -163,16 +163,22 @@ def _defaults_of(kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
 def _check_values(
     place: str, kind: type[torch.optim.Optimizer], options: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
-    """Refuse options with which PyTorch does not make an optimizer of this class."""
-    known = {key: value for key, value in options.items() if key in defaults}
+    """Refuse an option with which PyTorch does not make an optimizer of this class.
+
+    Each is tried by itself: a group may have what its class refuses together in its defaults, as Nesterov momentum of
+    zero, and trains.
+    """
     unfused = {key: value for key, value in UNFUSED.items() if key in defaults}
     make: Any = kind
-    try:
-        make([torch.nn.Parameter(torch.zeros(1))], **{**known, **unfused})
-    except ValueError as error:
-        raise wrong(place, known, f"what {kind.__name__} takes ({error})") from error
-    except Exception:
-        return  # what cannot be tried here, such as a kernel for a device, is the step's to say
+    for key, value in options.items():
+        if key not in defaults or key in unfused or isinstance(value, bool | None):
+            continue
+        try:
+            make([torch.nn.Parameter(torch.zeros(1))], **{**unfused, key: value})
+        except ValueError as error:
+            raise wrong(f"{place}[{key!r}]", value, f"what {kind.__name__} takes ({error})") from error
+        except Exception:
+            return  # what cannot be tried here, such as a kernel for a device, is the step's to say
 
 
 def _check_masters(kinds: Kinds) -> None:

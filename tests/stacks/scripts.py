@@ -1,0 +1,158 @@
+"""The scripts that TRL ships, unmodified, over ranks by ``shardwright run --trainers``, beside the same script alone.
+
+Model, tokenizer and data are folders and files made here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForSequenceClassification
+
+from tests.stacks.kinds import BATCH, STEPS, llama, sentences, tokenizer
+
+#: What the options of ``shardwright run`` are called, with the replicas that come of them.
+LAYOUTS: dict[str, tuple[list[str], int]] = {
+    "pp2": (["--ranks", "2", "--pp", "2"], 1),
+    "dp2": (["--ranks", "2"], 2),
+}
+#: A reward by words, which the script of GRPO imports from the folder in which it is started.
+_REWARD = '''"""Rewards."""
+
+
+def words(completions, **_):
+    """What a completion is worth: by its words, without a model."""
+    return [float(len(set(one.split()))) - 0.1 * len(one) for one in completions]
+'''
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script of TRL.
+
+    Attributes:
+        name: Its module in ``trl.scripts``.
+        columns: How many data columns to make, by name; a completion begins with a space.
+        more: Further arguments.
+        model: The folder of the model to train.
+        layouts: In which layouts it computes what one process does.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    model: str = "model"
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    lora: bool = field(default=False)
+
+    @property
+    def title(self) -> str:
+        """What the table calls it."""
+        return f"script-{self.name}{'-lora' if self.lora else ''}"
+
+
+_LORA = ("--use_peft", "--lora_r", "2", "--lora_alpha", "4", "--lora_target_modules", "q_proj", "v_proj")
+_GENERATION = ("--num_generations", "4", "--max_completion_length", "6", "--beta", "0.1", "--reward_funcs", "own.words")
+SCRIPTS = (
+    Script("sft", ("text",), ("--max_length", "32")),
+    Script("sft", ("text",), ("--max_length", "32", *_LORA), lora=True),
+    Script("dpo", ("prompt", "chosen", "rejected"), ("--max_length", "32")),
+    Script("dpo", ("prompt", "chosen", "rejected"), ("--max_length", "32", *_LORA), lora=True),
+    Script("reward", ("prompt", "chosen", "rejected"), ("--max_length", "32"), model="classifier"),
+    # Each replica draws completions of its own.
+    Script("grpo", ("prompt",), _GENERATION, layouts=("pp2",)),
+)
+
+
+def _data(columns: Sequence[str]) -> str:
+    """The folder of data; a name such as ``text`` alone is that of a format."""
+    return "-".join(("data", *columns))
+
+
+def prepare(folder: Path) -> None:
+    """Make what scripts read: two models with their tokenizer, data of each kind, a reward."""
+    for name, kind, more in (("model", None, {}), ("classifier", LlamaForSequenceClassification, {"num_labels": 1})):
+        (llama(**more) if kind is None else llama(kind, **more)).save_pretrained(folder / name)
+        tokenizer().save_pretrained(folder / name)
+    for columns in {script.columns for script in SCRIPTS}:
+        made = {name: sentences(40, number, most=4 if columns == ("prompt",) else 8)
+                for number, name in enumerate(columns)}  # fmt: skip
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*made.values(), strict=True)]
+        rows = [{name: (" " if name in ("chosen", "rejected") else "") + one for name, one in row.items()} for row in rows]
+        place = folder / _data(columns)
+        place.mkdir()
+        (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "own.py").write_text(_REWARD)
+
+
+def run(script: Script, layout: str, microbatches: int, folder: Path, seconds: float) -> tuple[Path, str]:
+    """Run a script in the folder that :func:`prepare` has filled; where it has saved, and what it wrote.
+
+    Args:
+        script: It.
+        layout: ``plain``, or one of :data:`LAYOUTS`.
+        microbatches: Into how many a batch is divided.
+        folder: Where models and data are.
+        seconds: When it is ended.
+
+    Raises:
+        subprocess.TimeoutExpired: It has not ended by then.
+    """
+    out = folder / f"{script.title}-{layout}-{microbatches}"
+    options, replicas = LAYOUTS.get(layout, ([], 1))
+    given = {
+        "model_name_or_path": script.model,
+        "dataset_name": _data(script.columns),
+        "output_dir": str(out),
+        "per_device_train_batch_size": str(BATCH // replicas),
+        "max_steps": str(STEPS),
+        "save_steps": str(STEPS),
+        "logging_steps": "1",
+        "learning_rate": "0.05",
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "report_to": "none",
+        "dtype": "float32",
+        "bf16": "False",
+        "use_cpu": "True",
+        "seed": "7",
+    }
+    arguments = [word for name, value in given.items() for word in (f"--{name}", value)]
+    ours = ["-m", "shardwright.command", "run", *options, "--microbatches", str(microbatches), "--trainers"]
+    command = [*([] if layout == "plain" else ours), "-m", f"trl.scripts.{script.name}", *arguments, *script.more]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CI": "true", "HF_DATASETS_CACHE": str(folder / "cache")}
+    with Path(f"{out}.output").open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # the launcher ends its ranks
+            process.wait()
+            raise
+    return out, Path(f"{out}.output").read_text()
+
+
+def seen(out: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """What a script has logged of each step, and the weights that it has saved at its end."""
+    state = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    (file,) = out.glob("*model.safetensors")
+    return [entry for entry in state["log_history"] if "loss" in entry], load_file(file)
+
+
+def cases() -> Iterator[tuple[Script, str, int]]:
+    """Each script in each of its layouts, with one microbatch and several."""
+    for script in SCRIPTS:
+        for layout in script.layouts:
+            for microbatches in (1, 4):
+                yield script, layout, microbatches
