@@ -20,7 +20,6 @@ from tests.torn.damages import KINDS
 from tests.torn.states import commit, write
 
 
-
 def _pipe(path: Path) -> None:
     os.mkfifo(path)
 

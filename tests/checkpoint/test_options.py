@@ -98,6 +98,31 @@ def test_options_that_differ_between_groups_load_as_they_were_saved(name: str, t
         job.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"), [("SGD", "weight_decay", -0.01), ("Rprop", "etas", (1.0, 1.0)), ("Adam", "eps", -1e-12)]
+)
+def test_an_option_that_no_default_may_be_loads_where_a_group_has_it(
+    name: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    kind = getattr(torch.optim, name)
+
+    def of_groups(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = kind(parameters, lr=lr)
+        optimizer.param_groups[0][key] = value
+        return optimizer
+
+    def main(runtime: Runtime) -> list[str]:
+        wrong = went_on(of_groups, tmp_path, {}, {})
+        with pytest.raises(smp.CheckpointError, match=rf"options\[0\]\['{key}'\].*{name} takes"):
+            went_on(kind, tmp_path, {}, {}, {key: value})
+        return wrong
+
+    with in_process_ranks():
+        job = Job(1)
+        assert job.run(main, {}, 300) == [[]]
+        job.close()
+
+
 def went_on(
     kind: Any, folder: Path, begun: dict[str, Any], later: dict[str, Any], changed: dict[str, Any] | None = None
 ) -> list[str]:

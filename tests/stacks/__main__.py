@@ -17,17 +17,13 @@ from typing import Any
 
 import torch
 
+from tests.stacks import scripts
+from tests.stacks.comparing import compared
 from tests.stacks.kinds import KINDS, ONE_REPLICA, RESUMED
 from tests.stacks.layouts import LAYOUTS, RANKS
 
 #: Ends a job that stands still: the trainings of one layout take about a minute.
 HANG_SECONDS = 600.0
-#: The largest relative difference of what is logged, and of weights, of three updates in float32. Each of 60 modules
-#: of a model rounds by 6e-8, which is up to 4 sqrt(60) 6e-8 = 2e-6 in a loss; losses and norms of later steps are of
-#: weights that differ too.
-BAR = 1e-5
-#: Of what a difference is relative to, at least: losses are logarithms, and differences of values of this order.
-SMALLEST = 1.0
 
 
 def main() -> int:
@@ -52,7 +48,8 @@ def main() -> int:
     found = {"exact": 0, "refused": 0, "wrong": 0, "hung": 0}
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder, "plain")
-        trained([kind for kind in KINDS if kind in chosen_kinds], "plain", 1, plain)
+        if chosen_kinds:
+            trained([kind for kind in KINDS if kind in chosen_kinds], "plain", 1, plain)
 
         def tell(name: str, layout: str, microbatches: int, outcome: str, said: str) -> None:
             found[outcome] += 1
@@ -62,12 +59,16 @@ def main() -> int:
             here = Path(folder, f"{layout}-{microbatches}")
             outcomes = trained(kinds, layout, microbatches, here)
             for kind in kinds:
-                outcome, said = outcomes.get(kind) or compared(kind, plain, here)
+                outcome, said = outcomes.get(kind) or beside_plain(kind, plain, here)
                 tell(kind, layout, microbatches, outcome, said)
         for kind, layout, microbatches in resumed:
             here = Path(folder, f"{kind}-{layout}-resumed")
             outcome, said = killed_and_resumed(kind, layout, microbatches, plain, here)
             tell(f"{kind}-resumed", layout, microbatches, outcome, said)
+        for script, layout, microbatches in scripts.cases():
+            if fnmatch.fnmatch(f"{script.title}:{layout}:{microbatches}", chosen.only):
+                outcome, said = scripts.outcome(script, layout, microbatches, Path(folder, "scripts"), HANG_SECONDS)
+                tell(script.title, layout, microbatches, outcome, said)
     runs = sum(found.values())
     print(json.dumps({"runs": runs, **found}), flush=True)
     return 0 if runs and not found["wrong"] and not found["hung"] and found["refused"] <= 6 else 1
@@ -116,7 +117,7 @@ def killed_and_resumed(kind: str, layout: str, microbatches: int, plain: Path, f
         return failed(kind, layout, folder)
     if "checkpoint-1" not in Path(folder, "output").read_text():
         return "wrong", "it has not gone on from the newest complete checkpoint"
-    return compared(kind, plain, folder)
+    return beside_plain(kind, plain, folder)
 
 
 def failed(kind: str, layout: str, folder: Path) -> tuple[str, str]:
@@ -139,25 +140,14 @@ def is_refusal(error: str) -> bool:
     return error.startswith(("ConfigError: ", "FrameError: ", "UnsupportedValueError: "))
 
 
-def compared(kind: str, plain: Path, folder: Path) -> tuple[str, str]:
+def beside_plain(kind: str, plain: Path, folder: Path) -> tuple[str, str]:
     """Hold a training to the plain one."""
-    wanted, found = report(kind, plain), report(kind, folder)
-    assert wanted is not None, f"{kind} does not train alone"
-    assert found is not None, f"{kind} has told nothing"
-    pairs = [
-        (theirs[key], ours[key], key)
-        for theirs, ours in zip(wanted["log"], found["log"], strict=True)
-        for key in ("loss", "grad_norm")
-    ]
-    pairs.append((wanted["eval_loss"], found["eval_loss"], "eval_loss"))
-    logged = max((abs(a - b) / max(abs(a), SMALLEST), key) for a, b, key in pairs)
-    first, second = torch.load(plain / f"{kind}.pt"), torch.load(folder / f"{kind}.pt")
-    if first.keys() != second.keys():
-        return "wrong", f"names of weights differ: {sorted(first.keys() ^ second.keys())[:4]}"
-    scale = max(float(value.abs().max()) for value in first.values())
-    away = max(float((first[name] - second[name]).abs().max()) for name in first) / scale
-    said = f"logged within {logged[0]:.1e} ({logged[1]}), weights {away:.1e}"
-    return ("exact" if logged[0] <= BAR and away <= BAR else "wrong"), said
+    told = report(kind, plain), report(kind, folder)
+    assert told[0] is not None, f"{kind} does not train alone"
+    assert told[1] is not None, f"{kind} has told nothing"
+    first, second = ([*one["log"], {"eval_loss": one["eval_loss"]}] for one in told if one is not None)
+    weights = torch.load(plain / f"{kind}.pt"), torch.load(folder / f"{kind}.pt")
+    return compared((first, second), ("loss", "grad_norm", "eval_loss"), weights)
 
 
 if __name__ == "__main__":

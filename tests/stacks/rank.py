@@ -25,14 +25,13 @@ os.environ.setdefault("CI", "true")
 
 from tests.stacks.kinds import KINDS
 from tests.stacks.layouts import LAYOUTS
-
-_TIMES = ("runtime", "per_second", "preparation_time", "time", "total_flos")
+from tests.stacks.scripts import TIMES
 
 
 def logged(trainer: Any) -> list[dict[str, float]]:
     """What was logged, without times."""
     return [
-        {key: value for key, value in entry.items() if not key.endswith(_TIMES)} for entry in trainer.state.log_history
+        {key: value for key, value in entry.items() if not key.endswith(TIMES)} for entry in trainer.state.log_history
     ]
 
 

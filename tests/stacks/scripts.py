@@ -18,8 +18,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForSequenceClassification
 
+from tests.stacks.comparing import compared
 from tests.stacks.kinds import BATCH, STEPS, llama, sentences, tokenizer
 
+#: How the names of metrics end that are times.
+TIMES = ("runtime", "per_second", "preparation_time", "time", "total_flos")
 #: What the options of ``shardwright run`` are called, with the replicas that come of them.
 LAYOUTS: dict[str, tuple[list[str], int]] = {
     "pp2": (["--ranks", "2", "--pp", "2"], 1),
@@ -60,7 +63,8 @@ class Script:
         return f"script-{self.name}{'-lora' if self.lora else ''}"
 
 
-_LORA = ("--use_peft", "--lora_r", "2", "--lora_alpha", "4", "--lora_target_modules", "q_proj", "v_proj")
+#: Masks of dropout are drawn for microbatches.
+_LORA = ("--use_peft", "--lora_r", "2", "--lora_dropout", "0", "--lora_target_modules", "q_proj", "v_proj")
 _GENERATION = ("--num_generations", "4", "--max_completion_length", "6", "--beta", "0.1", "--reward_funcs", "own.words")
 SCRIPTS = (
     Script("sft", ("text",), ("--max_length", "32")),
@@ -80,6 +84,7 @@ def _data(columns: Sequence[str]) -> str:
 
 def prepare(folder: Path) -> None:
     """Make what scripts read: two models with their tokenizer, data of each kind, a reward."""
+    folder.mkdir()
     for name, kind, more in (("model", None, {}), ("classifier", LlamaForSequenceClassification, {"num_labels": 1})):
         (llama(**more) if kind is None else llama(kind, **more)).save_pretrained(folder / name)
         tokenizer().save_pretrained(folder / name)
@@ -87,15 +92,22 @@ def prepare(folder: Path) -> None:
         made = {name: sentences(40, number, most=4 if columns == ("prompt",) else 8)
                 for number, name in enumerate(columns)}  # fmt: skip
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*made.values(), strict=True)]
-        rows = [{name: (" " if name in ("chosen", "rejected") else "") + one for name, one in row.items()} for row in rows]
+        rows = [
+            {name: (" " if name in ("chosen", "rejected") else "") + one for name, one in row.items()} for row in rows
+        ]
         place = folder / _data(columns)
         place.mkdir()
         (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "own.py").write_text(_REWARD)
 
 
-def run(script: Script, layout: str, microbatches: int, folder: Path, seconds: float) -> tuple[Path, str]:
-    """Run a script in the folder that :func:`prepare` has filled; where it has saved, and what it wrote.
+def place(script: Script, layout: str, microbatches: int, folder: Path) -> Path:
+    """Where a script saves."""
+    return folder / f"{script.title}-{layout}-{microbatches}"
+
+
+def run(script: Script, layout: str, microbatches: int, folder: Path, seconds: float) -> None:
+    """Run a script in the folder that :func:`prepare` has filled.
 
     Args:
         script: It.
@@ -107,7 +119,7 @@ def run(script: Script, layout: str, microbatches: int, folder: Path, seconds: f
     Raises:
         subprocess.TimeoutExpired: It has not ended by then.
     """
-    out = folder / f"{script.title}-{layout}-{microbatches}"
+    out = place(script, layout, microbatches, folder)
     options, replicas = LAYOUTS.get(layout, ([], 1))
     given = {
         "model_name_or_path": script.model,
@@ -140,10 +152,32 @@ def run(script: Script, layout: str, microbatches: int, folder: Path, seconds: f
             process.terminate()  # the launcher ends its ranks
             process.wait()
             raise
-    return out, Path(f"{out}.output").read_text()
 
 
-def seen(out: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+def outcome(script: Script, layout: str, microbatches: int, folder: Path, seconds: float) -> tuple[str, str]:
+    """Run a script over ranks, and alone if it has not been yet; whether both are equal, and how far they are apart."""
+    if not folder.exists():
+        prepare(folder)
+    try:
+        for one, number in (("plain", 1), (layout, microbatches)):
+            if not place(script, one, number, folder).exists():
+                run(script, one, number, folder, seconds)
+    except subprocess.TimeoutExpired:
+        return "hung", ""
+    if not _has_ended(place(script, layout, microbatches, folder)):
+        return "wrong", Path(f"{place(script, layout, microbatches, folder)}.output").read_text()[-2000:]
+    (first, weights), (second, others) = (
+        _seen(place(script, one, number, folder)) for one, number in (("plain", 1), (layout, microbatches))
+    )
+    keys = {key for key, value in first[-1].items() if isinstance(value, int | float) and not key.endswith(TIMES)}
+    return compared((first, second), sorted(keys), (weights, others))
+
+
+def _has_ended(out: Path) -> bool:
+    return (out / f"checkpoint-{STEPS}" / "trainer_state.json").exists() and any(out.glob("*model.safetensors"))
+
+
+def _seen(out: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """What a script has logged of each step, and the weights that it has saved at its end."""
     state = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
     (file,) = out.glob("*model.safetensors")

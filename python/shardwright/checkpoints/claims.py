@@ -98,7 +98,7 @@ def check_optimizer(
     _check_masters(kinds)
     if is_elementwise(kind):
         for number, saved in enumerate(options):
-            _check_values(f"{place}[{number}]", kind, saved, defaults)
+            _check_values(f"{place}[{number}]", kind, saved, defaults, optimizer.param_groups)
     scaler = decoded["loss_scaler"]
     if isinstance(optimizer, HalfPrecision) and scaler is not None:
         now = optimizer.loss_scaler.state_dict()
@@ -161,22 +161,32 @@ def _defaults_of(kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _check_values(
-    place: str, kind: type[torch.optim.Optimizer], options: Mapping[str, Any], defaults: Mapping[str, Any]
+    place: str,
+    kind: type[torch.optim.Optimizer],
+    options: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Refuse an option with which PyTorch does not make an optimizer of this class.
+    """Refuse an option with which PyTorch does not make an optimizer of this class, unless a group has it already.
 
-    Each is tried by itself: a group may have what its class refuses together in its defaults, as Nesterov momentum of
-    zero, and trains.
+    A class checks its defaults, and not what groups have instead: each option is tried by itself, since a group with
+    Nesterov momentum of zero trains, and so does one with a value that would not do as a default.
     """
     unfused = {key: value for key, value in UNFUSED.items() if key in defaults}
     make: Any = kind
     for key, value in options.items():
         if key not in defaults or key in unfused or isinstance(value, bool | None):
             continue
+        if any(not isinstance(group.get(key), torch.Tensor) and group.get(key) == value for group in groups):
+            continue
         try:
             make([torch.nn.Parameter(torch.zeros(1))], **{**unfused, key: value})
         except ValueError as error:
-            raise wrong(f"{place}[{key!r}]", value, f"what {kind.__name__} takes ({error})") from error
+            raise wrong(
+                f"{place}[{key!r}]",
+                value,
+                f"what {kind.__name__} takes ({error}), or what a group of this optimizer has",
+            ) from error
         except Exception:
             return  # what cannot be tried here, such as a kernel for a device, is the step's to say
 
