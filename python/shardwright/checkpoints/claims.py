@@ -5,6 +5,7 @@ The manifest's hash shows that it is as it was written, and not who wrote it: wh
 
 from __future__ import annotations
 
+import collections
 import inspect
 import numbers
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,9 @@ def check_form(content: Mapping[str, Any]) -> None:
         raise wrong("user_content.optimizer.kind", saved["kind"], "null, or the name of a class")
     if not isinstance(saved["groups"], list) or not all(map(_is_names, saved["groups"])):
         raise wrong("user_content.optimizer.groups", saved["groups"], "lists of names of parameters")
+    for name, times in collections.Counter(name for names in saved["groups"] for name in names).items():
+        if times > 1:
+            raise wrong(f"parameter {name!r} of user_content.optimizer.groups", f"{times} times there", "once")
     _names_of_values(saved["values"], "user_content.optimizer.values")
     for name, values in saved["values"].items():
         _names_of_values(values, f"user_content.optimizer.values[{name!r}]")

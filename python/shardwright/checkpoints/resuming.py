@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from shardwright.checkpoints.saving import USER, check_same, united
 from shardwright.checkpoints.state_claims import check_state
 from shardwright.checkpoints.tensors import MASTERS, MODEL, OPTIMIZER, ModelTensors, Named, extra_states
 from shardwright.checkpoints.together import model_of, on_all_ranks, optimizer_of, outside_steps
-from shardwright.errors import CheckpointError, CheckpointGoneError, ShardwrightError
+from shardwright.errors import CheckpointError, CheckpointGoneError, ShardwrightError, UnsupportedValueError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.updates import Updates
@@ -137,6 +137,7 @@ def _resume(
     wanted = [json.loads(one) for _, one, _ in told]
     states = {name for _, names in wanted for name in names}
     own.compare([kinds for kinds, _ in wanted], [groups for *_, groups in told], states)
+    on_all_ranks(_OPERATION, own.look_at_optimizer)
     with runtime[Updates].loading(*own.what):
         on_all_ranks(_OPERATION, own.load_or_defer)
         on_all_ranks(_OPERATION, own.restore_streams)
@@ -170,6 +171,7 @@ class _Loading:
     has_weights: bool = False
     user_content: Any = None
     streams: dict[str, torch.Tensor] | None = None
+    decoded: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """What is loaded, for errors."""
@@ -217,23 +219,36 @@ class _Loading:
         if self.runtime.place.rank == 0:
             tell_plain(_OPERATION, saved.content.get("plain", ()))
         self.user_content = decoder.decode(saved.content["content"])
-        for state in saved.content["extra_states"].values():
-            decoder.decode(state)
+        for name, state in saved.content["extra_states"].items():
+            _decoded(decoder, f"user_content.extra_states[{name!r}]", state)
         if (optimizer := saved.content["optimizer"]) is not None:
-            decoded = {key: decoder.decode(optimizer[key]) for key in ("options", "loss_scaler")}
-            decoded["values"] = {
-                name: {key: decoder.decode(value) for key, value in values.items()}
+            for key in ("options", "loss_scaler"):
+                self.decoded[key] = _decoded(decoder, f"user_content.optimizer.{key}", optimizer[key])
+            self.decoded["values"] = {
+                name: {
+                    key: _decoded(decoder, f"user_content.optimizer.values[{name!r}][{key!r}]", value)
+                    for key, value in values.items()
+                }
                 for name, values in optimizer["values"].items()
             }
-            if self.optimizer is not None and optimizer["kind"] in (None, type(self.optimizer).__name__):
-                check_optimizer(self.optimizer, decoded, saved.kinds, optimizer["groups"])
-                joined = {name for one in self.tensors.every if len(one.names) > 1 for name in one.names}
-                check_state(self.optimizer, decoded, saved.kinds, optimizer["groups"], joined)
         if self._draws_on():
             prefix = random_state.prefix(self.runtime.place.rank)
             found = {name.removeprefix(prefix): one for name, one in saved.tensors(prefix).items()}
             random_state.check(found, prefix)
             self.streams = found
+
+    def look_at_optimizer(self) -> None:
+        """Refuse what the optimizer cannot go on with; the checkpoint's parameters are those of the model.
+
+        Raises:
+            ShardwrightError: Names what is wrong, and what is allowed.
+        """
+        saved = self.saved.content["optimizer"]
+        if self.optimizer is None or saved is None or saved["kind"] not in (None, type(self.optimizer).__name__):
+            return
+        check_optimizer(self.optimizer, self.decoded, self.saved.kinds, saved["groups"])
+        joined = {name for one in self.tensors.every if len(one.names) > 1 for name in one.names}
+        check_state(self.optimizer, self.decoded, self.saved.kinds, saved["groups"], joined)
 
     def _draws_on(self) -> bool:
         """Whether the job has the layout of the one that saved, so that each rank goes on with the numbers it drew."""
@@ -367,6 +382,14 @@ class _Loading:
             step.trained, step.looked = self.saved.content.get("random_steps", (self.saved.manifest["step"], 0))
         if self.streams is not None:
             random_state.restore(self.streams)
+
+
+def _decoded(decoder: Decoder, place: str, value: Any) -> Any:
+    """Return what was encoded; an error tells where it is."""
+    try:
+        return decoder.decode(value)
+    except UnsupportedValueError as error:
+        raise UnsupportedValueError(f"manifest.json: {place}: {error}", place) from error
 
 
 def _parameter_of(name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from shardwright.optimizer.sharding.elementwise import is_elementwise, original_
 #: Element-wise steps are the same for small ones; of others some keep less of large matrices than of small ones.
 _SMALL, _LARGE = (1, (2, 3, 5, 7, 11)), (256, (257, 263, 269, 271, 277))
 _MAX_TRIED = 1 << 22
+#: How many bytes a number has at least that steps count in or multiply up.
+_COUNTED = 4
 #: Packages with optimizers that look at whole parameters, whose steps do nothing besides.
 _KNOWN = ("torch.optim.", "transformers.", "shardwright.")
 
@@ -46,6 +49,10 @@ def check_state(
     kind = original_class(optimizer)
     if not is_elementwise(kind) and not f"{kind.__module__}.".startswith(_KNOWN):
         return  # its steps may do anything
+
+    def options_of(number: int) -> dict[str, Any]:
+        return {**optimizer.param_groups[number], **decoded["options"][number]}
+
     group_of = {name: number for number, names in enumerate(groups) for name in names}
     made: dict[tuple[int, tuple[int, ...], bool], dict[str, Any]] = {}
     for parameter, state in _states(kinds, decoded["values"]).items():
@@ -56,9 +63,9 @@ def check_state(
             continue  # its state is that of the parameter which it is a part of
         sample, sides = _sample(of[1], *(_SMALL if is_elementwise(kind) else _LARGE))
         place = number, sample, getattr(torch, of[0]).is_complex
+        dtype = torch.complex64 if place[2] else torch.float32
         if place not in made:
-            options = {**optimizer.param_groups[number], **decoded["options"][number]}
-            made[place] = _made(kind, options, sample, torch.complex64 if place[2] else torch.float32)
+            made[place] = _made(kind, options_of(number), sample, dtype)
         if missing := made[place].keys() - state.keys():
             allowed = f"what {kind.__name__} keeps, also {', '.join(sorted(missing))}"
             raise wrong(f"the state of parameter {parameter!r}", sorted(state), allowed)
@@ -69,8 +76,11 @@ def check_state(
                 _check_like(f"{OPTIMIZER}{parameter}/{key}", entry, like, shape, kind)
             elif is_elementwise(kind) and isinstance(entry, _Tensor):
                 _check_left(f"{OPTIMIZER}{parameter}/{key}", entry, of)
-        if is_elementwise(kind):
-            _check_dtypes(parameter, state, of, f"{MASTERS}{parameter}" in kinds)
+        elements = dict(state)
+        if of[1] == ():  # which of its numbers are of elements shows where there are several
+            several = _made(kind, options_of(number), (2,), dtype)
+            elements = {key: state[key] for key in state.keys() & several if _form(several[key]) == ((2,), dtype)}
+        _check_dtypes(parameter, elements, of, f"{MASTERS}{parameter}" in kinds or not is_elementwise(kind))
 
 
 class _Tensor(tuple[str, tuple[int, ...]]):
@@ -102,25 +112,36 @@ def _made(
     if math.prod(shape) > _MAX_TRIED:
         return {}
     random_state = process.random_state()
-    found = []
+    found: list[dict[str, Any]] = []
     try:
-        with torch.device("cpu"), torch.inference_mode(False):
-            parameter = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
-            parameter.grad = torch.linspace(0.1, 1.0, parameter.numel()).to(dtype).view(shape)
-            make: Any = kind  # whose defaults are those of its class
-            optimizer = make([parameter])
-            own = {key: options[key] for key in optimizer.param_groups[0].keys() & options.keys() if key != "params"}
-            optimizer.param_groups[0].update(own)
-            optimizer.param_groups[0].update({key: UNFUSED[key] for key in UNFUSED.keys() & own.keys()})
-            for _ in range(2):
-                step_of(kind)(optimizer)  # without the hooks that are called for every optimizer
-                found.append(dict(optimizer.state[parameter]))
-    except Exception:
-        return {}  # what cannot be tried here is the step's to say
+        for is_sparse in (False, True):  # some take no other gradients
+            with contextlib.suppress(Exception):  # what cannot be tried here is the step's to say
+                found = _after_two_steps(kind, options, shape, dtype, is_sparse=is_sparse)
+                break
     finally:
         process.restore_random_state(random_state)
-    first, last = found
+    first, last = found or ({}, {})
     return {key: like for key, like in first.items() if key in last and _form(like) == _form(last[key])}
+
+
+def _after_two_steps(
+    kind: type[Optimizer], options: Mapping[str, Any], shape: tuple[int, ...], dtype: torch.dtype, *, is_sparse: bool
+) -> list[dict[str, Any]]:
+    """Return the state after the first step and after the second, of a parameter made for them."""
+    found = []
+    with torch.device("cpu"), torch.inference_mode(False):
+        parameter = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
+        gradient = torch.linspace(0.1, 1.0, parameter.numel()).to(dtype).view(shape)
+        parameter.grad = gradient.to_sparse(1) if is_sparse else gradient
+        make: Any = kind  # whose defaults are those of its class
+        optimizer = make([parameter])
+        own = {key: options[key] for key in optimizer.param_groups[0].keys() & options.keys() if key != "params"}
+        optimizer.param_groups[0].update(own)
+        optimizer.param_groups[0].update({key: UNFUSED[key] for key in UNFUSED.keys() & own.keys()})
+        for _ in range(2):
+            step_of(kind)(optimizer)  # without the hooks that are called for every optimizer
+            found.append(dict(optimizer.state[parameter]))
+    return found
 
 
 def _form(value: object) -> object:
@@ -134,11 +155,10 @@ def _check_like(place: str, entry: Any, like: object, shape: tuple[int, ...], ki
             return  # a buffer that the next step makes
         if isinstance(entry, _Tensor):
             dtype = getattr(torch, entry[0])
-            is_alike = _is_number(dtype) if shape == () and _is_number(like.dtype) else _alike(dtype, like.dtype)
-            if is_alike and entry[1] == shape:
+            if _alike(dtype, like.dtype) and entry[1] == shape and (shape or dtype.itemsize >= _COUNTED):
                 return
         what = _numbers(like.dtype)
-        allowed = f"{what} of shape {list(shape)}" if shape else "a tensor with a single number"
+        allowed = f"{what} of shape {list(shape)}" if shape else f"a single one of {what}, of 32 bits or more"
         found = shown_kind(entry) if isinstance(entry, _Tensor) else entry
         raise wrong(f"tensor {place!r}", found, f"{allowed}, which {kind.__name__} keeps")
     if not is_number(like):
@@ -161,11 +181,13 @@ def _check_left(place: str, entry: _Tensor, of: tuple[str, tuple[int, ...]]) -> 
     raise wrong(f"tensor {place!r}", shown_kind(entry), allowed)
 
 
-def _check_dtypes(parameter: str, state: Mapping[str, Any], of: tuple[str, tuple[int, ...]], has_master: bool) -> None:
+def _check_dtypes(
+    parameter: str, state: Mapping[str, Any], of: tuple[str, tuple[int, ...]], may_be_float32: bool
+) -> None:
     """Refuse numbers of elements in another precision than that in which they are updated."""
-    allowed = {of[0], "float32"} if has_master or getattr(torch, of[0]).itemsize < 4 else {of[0]}
+    allowed = {of[0], "float32"} if may_be_float32 or getattr(torch, of[0]).itemsize < 4 else {of[0]}
     for key, entry in state.items():
-        if isinstance(entry, _Tensor) and entry[1] == of[1] != () and entry[0] not in allowed:
+        if isinstance(entry, _Tensor) and entry[1] == of[1] and entry[0] not in allowed:
             place = f"tensor {OPTIMIZER + parameter + '/' + key!r}"
             raise wrong(place, shown_kind(entry), f"{' or '.join(sorted(allowed))}, as of its parameter")
 
