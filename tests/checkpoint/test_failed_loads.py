@@ -5,6 +5,7 @@ Jobs of one rank and of two, as threads of one process.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -147,6 +148,48 @@ def test_nothing_runs_or_is_saved_after_a_load_that_failed_midway(ranks: int, fa
         job = Job(ranks)
         results = job.run(lambda runtime: check(runtime, ranks, failing, tmp_path), {}, 110)
         assert results == [[]] * ranks, results
+        job.close()
+
+
+@pytest.mark.parametrize("config", [{}, {"ddp": True}, {"ddp": True, "shard_optimizer_state": True}], ids=str)
+@pytest.mark.parametrize("refusing", [0, 1, None])
+def test_steps_are_refused_where_one_rank_has_refused_its_state_dict(
+    config: dict[str, Any], refusing: int | None
+) -> None:
+    def check_step(runtime: Runtime) -> list[str]:
+        training = Training(1 if config else 2, torch.optim.AdamW)
+        training.step()
+        states = training.optimizer.local_state_dict()
+        whole = states if config.get("shard_optimizer_state") else training.optimizer.state_dict()
+        training.step()
+        wrong = list[str]()
+        for _ in range(2):
+            is_refused = refusing in (None, runtime.place.rank)
+            given = copy.deepcopy(whole)
+            if is_refused:
+                given = {**given, "param_groups": []}
+            try:
+                training.optimizer.load_state_dict(given)
+                # Of shares, the groups of one rank hold for all.
+                wrong += (
+                    ["what does not fit was loaded"] if is_refused and "shard_optimizer_state" not in config else []
+                )
+            except (ValueError, smp.ConfigError, smp.RemoteError) as error:
+                wrong += [] if is_refused or config.get("shard_optimizer_state") else [f"{error}"]
+            try:
+                training.step()
+                wrong += [] if refusing is None or config.get("shard_optimizer_state") else ["a step ran"]
+            except (smp.PartialUpdateError, smp.RemoteError) as error:
+                wrong += [f"{error}"] if refusing is None or "load_state_dict()" not in str(error) else []
+                weights = training.model.state_dict()
+                training.optimizer.load_state_dict(whole)
+                training.model.load_state_dict(weights)
+                training.step()
+        return wrong
+
+    with in_process_ranks():
+        job = Job(2)
+        assert job.run(check_step, config, 110) == [[], []]
         job.close()
 
 

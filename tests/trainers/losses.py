@@ -162,6 +162,11 @@ def _text(generator: torch.Generator) -> Sample:
     }
 
 
+def _mostly_whole(generator: torch.Generator) -> Sample:
+    """Text that is seldom padded: microbatches have as many labels as one another, and another has fewer."""
+    return next((one for one in (_text(generator) for _ in range(4)) if bool(one["labels"][-1] >= 0)), _text(generator))
+
+
 def _point(generator: torch.Generator) -> Sample:
     """A vector and its class; some have none."""
     label = int(torch.randint(5, (), generator=generator))
@@ -228,6 +233,22 @@ def _sum(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
 
 def _of_rows(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
     return _tokens(outputs, inputs["labels"], "none").sum(1).mean()
+
+
+def _beginning(base: type) -> type:
+    """The class of trainers whose loss has a part from the second update on that needs all rows."""
+
+    class Beginning(base):  # type: ignore[misc, valid-type]
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            outputs = model(**{name: value for name, value in inputs.items() if name in _TAKEN})
+            value = _mean(outputs, inputs, None)
+            if self.state.global_step:
+                value = value + outputs["logits"].mean((0, 1)).square().sum()
+            return (value, outputs) if return_outputs else value
+
+    return Beginning
 
 
 def _distilled(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
@@ -309,6 +330,8 @@ LOSSES = {
     "divided sum": Loss(_llama, _text, overriding(_divided_sum)),
     "sum": Loss(_llama, _text, overriding(_sum)),
     "rows": Loss(_llama, _text, overriding(_of_rows)),
+    "rows that are mostly whole": Loss(_llama, _mostly_whole, overriding(_of_rows)),
+    "beginning later": Loss(_llama, _text, _beginning, adds_up=False),
     "mean of other labels": Loss(_gpt2, _text, overriding(_mean)),
     "distilled": Loss(_llama, _text, overriding(_distilled)),
     "function": Loss(_llama, _text, given={"compute_loss_func": _function}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,24 +44,20 @@ class Rows:
         """Return the rows of a microbatch; of a number that does not divide evenly, the first ones get one more."""
         whole = len(self._values) // self._blocks
         begin = mb * (whole // num_mb) + min(mb, whole % num_mb)
-        return self._between(begin, begin + whole // num_mb + (mb < whole % num_mb))
+        end = begin + whole // num_mb + (mb < whole % num_mb)
+        return self._values[begin:end] if self._blocks == 1 else self.chosen([begin], end - begin)
 
-    def _between(self, begin: int, end: int, times: int = 1) -> Any:
+    def chosen(self, begins: Sequence[int], count: int) -> Any:
+        """Return so many rows of each block from each of these on."""
         whole = len(self._values) // self._blocks
         parts = [
-            self._values[block * whole + begin : block * whole + end]
+            self._values[block * whole + begin : block * whole + begin + count]
             for block in range(self._blocks)
-            for _ in range(times)
+            for begin in begins
         ]
-        if len(parts) == 1:
-            return parts[0]
         if isinstance(self._values, torch.Tensor):
             return torch.cat(parts)
         return type(self._values)(one for part in parts for one in part)
-
-    def first(self, count: int, times: int = 1) -> Any:
-        """Return so many rows of each block, so many times."""
-        return self._between(0, count, times)
 
 
 def by_rows(inputs: Mapping[str, Any], rows: int, blocks: int = 1) -> dict[str, Any]:
@@ -76,13 +72,13 @@ def by_rows(inputs: Mapping[str, Any], rows: int, blocks: int = 1) -> dict[str, 
     return {name: _mapped(value, rows, divided) for name, value in inputs.items()}
 
 
-def first_rows(inputs: Mapping[str, Any], rows: int, blocks: int, count: int, times: int = 1) -> dict[str, Any]:
-    """Return so many rows of each block of a batch, each block so many times."""
+def chosen_rows(inputs: Mapping[str, Any], rows: int, blocks: int, begins: Sequence[int], count: int) -> dict[str, Any]:
+    """Return so many rows of each block of a batch from each of these on."""
 
-    def first(value: Any) -> Any:
-        return Rows(value, blocks).first(count, times)
+    def chosen(value: Any) -> Any:
+        return Rows(value, blocks).chosen(begins, count)
 
-    return {name: _mapped(value, rows, first) for name, value in inputs.items()}
+    return {name: _mapped(value, rows, chosen) for name, value in inputs.items()}
 
 
 def _mapped(value: Any, rows: int, function: Callable[[Any], Any]) -> Any:

@@ -12,7 +12,7 @@ from shardwright.accelerate.gathering import gathered_objects
 from shardwright.huggingface.asking import Unanswered, ask, uncounted
 from shardwright.huggingface.evaluation import samples_in
 from shardwright.huggingface.last_batch import own_rows
-from shardwright.huggingface.rows import blocks_of, by_rows, first_rows, is_flat, is_of_all_rows
+from shardwright.huggingface.rows import blocks_of, by_rows, chosen_rows, is_flat, is_of_all_rows
 from shardwright.huggingface.shares import Share, Shares, counts_of, shares_of
 from shardwright.job.ranks import rank
 from shardwright.logs import logger
@@ -35,8 +35,9 @@ _LABELS, _OTHER, _ROWS, _SUM = "labels", "other labels", "rows", "sum"
 class Weighing:
     """Weighs microbatches by their labels, as Trainer counts them, unless another way is seen to be exact.
 
-    Before the first batch counts, it is asked whether the losses of two microbatches make the loss of both, and once
-    more before the first in which their numbers of labels differ. All ranks call every method.
+    Before the first batch counts, it is asked whether the losses of two microbatches make the loss of both, and again
+    before the first in which their numbers of labels differ, and the second, fourth, eighth and so on. All ranks call
+    every method.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -47,6 +48,7 @@ class Weighing:
         self._asked = self._settled = self._said = self._said_why = self._is_training = False
         self._found_to_need_all_rows = self._fits_not = self._said_flat = False
         self._losses: dict[int, StepFunction[..., Any]] = {}
+        self._batches = 0
 
     @property
     def blocks(self) -> int:
@@ -106,6 +108,9 @@ class Weighing:
     def shares(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> Shares:
         """Return which part of the global batch each microbatch is."""
         trainer, counts = self._trainer, self._counts(inputs, microbatches)
+        self._batches += 1
+        if self._batches & (self._batches - 1) == 0 and not self._found_to_need_all_rows:
+            self._settled = False  # a term of a loss may begin, or grow, while it is trained
         every = self._ask_of(inputs, microbatches, number, {by: sum(own) for by, own in counts.items()})
         own = counts.get(self._by, counts[_LABELS])
         over_replicas = trainer.args.average_tokens_across_devices
@@ -139,12 +144,16 @@ class Weighing:
             return None
         if microbatches == 1 and self._trainer.accelerator.num_processes == 1:
             return None
-        own = max(1, rows // blocks // max(2, microbatches))
-        both = first_rows(inputs, rows, blocks, 2 * own)
-        if samples_in(both) == 2 * own * blocks and min(self._counts(both, 2)[_LABELS]):
-            return both
-        # Of one row, or of one that has all labels, twice the same tells sums from means.
-        both = first_rows(inputs, rows, blocks, own, times=2)
+        whole = rows // blocks
+        parts = min(whole, max(2, microbatches))
+        own = whole // parts
+        # Those that have fewest and most labels tell most; of one, twice the same still tells sums from means.
+        labels = [(count, part) for part, count in enumerate(self._counts(inputs, parts)[_LABELS]) if count]
+        if not labels:
+            return None
+        few, many = min(labels), max(labels, key=lambda one: one[0])
+        two = sorted((few[1], many[1])) if few[0] < many[0] else (labels[0][1], labels[-1][1])
+        both = chosen_rows(inputs, rows, blocks, [part * own + min(part, whole % parts) for part in two], own)
         return both if min(self._counts(both, 2)[_LABELS]) else None
 
     def ask(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> None:
@@ -194,6 +203,7 @@ class Weighing:
         dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
         with uncounted(trainer):
             weights = {by: [one / (1 if by == _SUM else sum(own)) for one in own] for by, own in counts.items()}
+            weights = {self._by: weights[self._by], **weights} if self._by in weights else weights
             answer = ask(losses, weights, model, dtypes | ({precision} if precision else set()))
         if isinstance(answer, Unanswered):
             if rank() == 0 and not self._said_why:

@@ -40,11 +40,13 @@ class UpdateStatus(NamedTuple):
         interrupted: Whether a signal arrived, so that part of the script may have been skipped.
         calls: The number of calls of ``step()`` of distributed optimizers, which must be the same on every rank; None
             from a rank that has no batches left.
+        loaded: Whether the last ``load_state_dict()`` of a distributed optimizer has loaded all; None without one.
     """
 
     updated: bool | None
     interrupted: bool
     calls: int | None = 0
+    loaded: bool | None = None
 
 
 class Updates:
@@ -57,6 +59,7 @@ class Updates:
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._updated = self._interrupted = False
         self._calls: int | None = 0
+        self._loaded: bool | None = None
         #: Why no step may run; None if steps may run.
         self.refusal: str | None = None
         #: What a load that failed has left partly new and partly old, and why.
@@ -129,6 +132,10 @@ class Updates:
         self._updated = True
         if self._calls is not None:
             self._calls += 1
+
+    def has_loaded_state(self, *, all_of_it: bool) -> None:
+        """Record the end of a ``load_state_dict()`` of a distributed optimizer, which has loaded all or refused."""
+        self._loaded = all_of_it
 
     def skip_updates(self) -> None:
         """Record that this rank has no batches left, and only takes part in the reductions of the others."""
@@ -203,13 +210,14 @@ class Updates:
     def status(self) -> UpdateStatus:
         """Return the status that this rank sends to the others."""
         owns = any(placement.owned_parameters() for placement in self._runtime[Models].placements)
-        return UpdateStatus(self._updated if owns else None, self._interrupted, self._calls)
+        return UpdateStatus(self._updated if owns else None, self._interrupted, self._calls, self._loaded)
 
     def compare(self, statuses: Mapping[int, UpdateStatus]) -> None:
         """Compare the statuses of all ranks of the job, at the end of a step without errors so far.
 
         All ranks raise :class:`PartialUpdateError` if some have updated their weights and others have not after a
-        signal, or if they have called ``step()`` of distributed optimizers different numbers of times.
+        signal, if they have called ``step()`` of distributed optimizers different numbers of times, or if some have
+        loaded an optimizer's state dict and others have refused theirs.
         """
         interrupted = [rank for rank, each in statuses.items() if each.interrupted]
         with_update = [rank for rank, each in statuses.items() if each.updated is True]
@@ -228,12 +236,20 @@ class Updates:
             counts = " and ".join(f"ranks {ranks} {_times(calls)}" for calls, ranks in sorted(by_calls.items()))
             self.refuse(f"since the last step, step() of distributed optimizers was called by {counts}")
             raise PartialUpdateError(self.refusal or "")
+        refusing = [rank for rank, each in statuses.items() if each.loaded is False]
+        if refusing and (loading := [rank for rank, each in statuses.items() if each.loaded]):
+            self.refuse(
+                f"load_state_dict() of a distributed optimizer has loaded on ranks {loading}, and refused what it was "
+                f"given on ranks {refusing}"
+            )
+            raise PartialUpdateError(self.refusal or "")
         self._updated = self._interrupted = False
-        self._calls = 0
+        self._calls, self._loaded = 0, None
 
     def forget(self) -> None:
         """Reset the status: weights are equal and whole again, or are to be treated as if they were."""
         self._in_part.clear()
+        self._loaded = None
         self._agree()
 
     def _agree(self) -> None:

@@ -45,6 +45,23 @@ def loads_state(method: Callable[P, T]) -> Callable[P, T]:
     return load
 
 
+def tells_of_loading(method: Callable[P, T]) -> Callable[P, T]:
+    """Let other ranks hear, at the end of the next step, whether a method has loaded a state dict or refused it."""
+
+    @functools.wraps(method)
+    def load(*args: P.args, **kwargs: P.kwargs) -> T:
+        has_loaded = False
+        try:
+            result = method(*args, **kwargs)
+            has_loaded = True
+        finally:
+            if (runtime := find_runtime()) is not None:
+                runtime[Updates].has_loaded_state(all_of_it=has_loaded)
+        return result
+
+    return load
+
+
 def _contents(optimizer: Optimizer) -> list[tuple[Any, Any]]:
     """Return all that an optimizer holds, with the versions of its tensors."""
     groups = [value for group in optimizer.param_groups for key, value in group.items() if key != "params"]

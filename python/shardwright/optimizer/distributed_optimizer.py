@@ -19,7 +19,7 @@ from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
-from shardwright.optimizer.awaited_state import AwaitedState, loads_state
+from shardwright.optimizer.awaited_state import AwaitedState, loads_state, tells_of_loading
 from shardwright.optimizer.become import become
 from shardwright.optimizer.edits import EditedGroups
 from shardwright.optimizer.half_precision import HalfPrecision
@@ -262,6 +262,7 @@ class DistributedOptimizer(ReplaceableStep, AwaitedState, HeldGroups, EditedGrou
             return super().state_dict()
         return merged(self._gather(on_cpu(part)))
 
+    @tells_of_loading
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Load a state dict. If the model is not partitioned yet, it is loaded when that happens.
 
