@@ -30,6 +30,7 @@ class Loss:
         adds_up: Whether the loss of a batch is a sum over its labels, or a mean over them or over its rows, also with
             something added that does not depend on its rows. Others are exact in one microbatch on one replica only.
         answers: Whether it can be computed without gradients, so that it can be asked what microbatches make of it.
+        is_of_replicas: Whether replicas compute what one process or DDP does, from the first batch to the last.
         rounding: The largest relative difference of weights; more where transformers computes the loss in float32.
     """
 
@@ -39,6 +40,7 @@ class Loss:
     given: dict[str, Any] = field(default_factory=dict)
     adds_up: bool = True
     answers: bool = True
+    is_of_replicas: bool = True
     rounding: float = 1e-12
 
 
@@ -331,7 +333,7 @@ LOSSES = {
     "sum": Loss(_llama, _text, overriding(_sum)),
     "rows": Loss(_llama, _text, overriding(_of_rows)),
     "rows that are mostly whole": Loss(_llama, _mostly_whole, overriding(_of_rows)),
-    "beginning later": Loss(_llama, _text, _beginning, adds_up=False),
+    "beginning later": Loss(_llama, _text, _beginning, adds_up=False, is_of_replicas=False),
     "mean of other labels": Loss(_gpt2, _text, overriding(_mean)),
     "distilled": Loss(_llama, _text, overriding(_distilled)),
     "function": Loss(_llama, _text, given={"compute_loss_func": _function}),

@@ -43,10 +43,10 @@ def test_losses_are_those_of_the_batch(job: str, plain: Path) -> None:
     ranks, config = JOBS[job]
     outputs = outputs_of_ranks("-m", "tests.trainers.losses_rank", plain, json.dumps(config), ranks=ranks, folder=ROOT)
     told = [json.loads(one.splitlines()[-1]) for one in outputs]
-    for streams in (one["streams"] for one in told):
+    for name, streams in (one for each in told for one in each["streams"].items()):
         for (rows, loss), (all_rows, expected) in zip(streams["ours"], streams["plain"], strict=True):
             assert rows == all_rows
-            assert loss == pytest.approx(expected, rel=LOGGED), f"a stream of {all_rows} rows"
+            assert loss == pytest.approx(expected, rel=LOGGED), f"{name}: a stream of {all_rows} rows"
     reports: list[dict[str, Any]] = [one["losses"] for one in told]
     wrong = {
         f"{name} on rank {rank}": one

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from shardwright.huggingface.evaluation import samples_in
+from shardwright.huggingface.rows import chosen_rows
 
 
 class OwnSamples(BatchSamplerShard):  # type: ignore[misc]
@@ -59,21 +61,28 @@ def own_rows(accelerator: Any, inputs: Any) -> int:
     return max(0, min(left, sampler.rows))
 
 
-def without_fillers(accelerator: Any, inputs: Any) -> Any:
-    """Return a batch in which samples that fill up the last batch of all replicas have no labels.
+def of_own_rows(accelerator: Any, evaluate: Callable[[Any, int], tuple[Any, ...]], inputs: Any) -> tuple[Any, ...]:
+    """Evaluate a batch without the rows that fill up the last batch of all replicas, which its loss is not of.
 
-    Only whole numbers named ``labels`` and ``shift_labels`` can say that there are none.
+    Args:
+        accelerator: That of the trainer.
+        evaluate: Returns of a batch, and of how many samples of its own it was made, its loss, and outputs with an
+            entry for each row.
+        inputs: The batch. If it has nothing but rows that fill it up, it is evaluated whole, and counts for nothing.
+
+    Returns:
+        What ``evaluate`` has returned; outputs have again as many rows as those of the other replicas.
     """
-    kept, size = _kept(accelerator, inputs), samples_in(inputs)
-    if kept >= size or not isinstance(inputs, Mapping):
-        return inputs
-    changed = dict(inputs)
-    for name in ("labels", "shift_labels"):
-        labels = inputs.get(name)
-        if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dim() and len(labels) == size:
-            changed[name] = labels.clone()
-            changed[name][max(0, kept) :] = -100
-    return changed
+    kept, size, own = _kept(accelerator, inputs), samples_in(inputs), own_rows(accelerator, inputs)
+    if not 0 < kept < size or not isinstance(inputs, Mapping):
+        return evaluate(inputs, own)
+    loss, *outputs = evaluate(chosen_rows(inputs, size, 1, [0], kept), own)
+
+    def filled(value: Any) -> Any:
+        has_rows = isinstance(value, torch.Tensor) and value.dim() and len(value) == kept
+        return torch.cat([value, value[-1:].expand(size - kept, *value.shape[1:])]) if has_rows else value
+
+    return (loss, *(tree_map(filled, one) for one in outputs))
 
 
 def _kept(accelerator: Any, inputs: Any) -> int:

@@ -24,7 +24,7 @@ from shardwright.huggingface.arguments import as_of_rank
 from shardwright.huggingface.carried import carried
 from shardwright.huggingface.collected import collect_over_ranks
 from shardwright.huggingface.evaluation import over_replicas
-from shardwright.huggingface.last_batch import of_own_samples, without_fillers
+from shardwright.huggingface.last_batch import of_own_rows, of_own_samples
 from shardwright.huggingface.order import has_own_share, order_in, ordered
 from shardwright.job.ranks import rank, size
 from shardwright.job.runtime import current_runtime
@@ -144,12 +144,15 @@ def _prediction_step(self: Any, call: Callable[..., Any], model: Any, inputs: An
     """Run a ``prediction_step`` that runs the model itself in a step, on the whole batch in one microbatch."""
     if calls_below(type(self), "prediction_step"):
         return call(model, inputs, *args, **keywords)
-    inputs = without_fillers(self.accelerator, inputs)
-    with carried(self):
-        loss, *outputs = self.in_one_microbatch(call, inputs, *args, **keywords)
-    if loss is not None and self.accelerator.num_processes > 1:
-        loss = over_replicas(loss, self._weighing.in_evaluation(inputs), is_sum=False)
-    return (loss, *outputs)
+
+    def evaluated(own: Any, rows: int) -> tuple[Any, ...]:
+        with carried(self):
+            loss, *outputs = self.in_one_microbatch(call, own, *args, **keywords)
+        if loss is not None and self.accelerator.num_processes > 1:
+            loss = over_replicas(loss, self._weighing.in_evaluation(own, rows), is_sum=False)
+        return (loss, *outputs)
+
+    return of_own_rows(self.accelerator, evaluated, inputs)
 
 
 def _prepare_inputs(self: Any, call: Callable[..., Any], inputs: Any) -> Any:

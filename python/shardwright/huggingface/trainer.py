@@ -20,7 +20,7 @@ from shardwright.huggingface import overrides, saving
 from shardwright.huggingface.arguments import TrainingArguments, as_of_rank
 from shardwright.huggingface.carried import carried
 from shardwright.huggingface.evaluation import ModelInSteps, over_replicas, samples_in
-from shardwright.huggingface.last_batch import without_fillers
+from shardwright.huggingface.last_batch import of_own_rows
 from shardwright.huggingface.marking import mark_whole
 from shardwright.huggingface.order import ordered
 from shardwright.huggingface.reference import AcceleratorOfTrainer
@@ -256,25 +256,23 @@ class Trainer(transformers.Trainer):
     # --- evaluation
 
     def prediction_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
-        """Evaluate a batch of this rank in a step; see ``transformers.Trainer``.
-
-        The loss is that of the samples of all replicas, without those that fill up the last batch.
-        """
+        """Evaluate a batch of this rank in a step. The loss is that of all replicas' samples, without fillers."""
         if current_runtime().step.running:  # by a class above this one, in a step
             return super().prediction_step(model, inputs, *others, **keywords)
-        inputs = without_fillers(self.accelerator, inputs)
-        replicas, self._is_evaluating = self.accelerator.num_processes, True
+        prediction = super().prediction_step
+
+        def evaluated(own: Any, rows: int) -> tuple[Any, ...]:
+            self._weighing.ask(own)
+            loss, *outputs = self._predicted_in_steps(prediction, own, *others, **keywords)
+            if loss is not None and self.accelerator.num_processes > 1:
+                loss = over_replicas(loss, self._weighing.in_evaluation(own, rows), self._weighing.is_sum)
+            return (loss, *outputs)
+
+        self._is_evaluating = True
         try:
-            if self._labels_of_loss(inputs) is not None:
-                prepared = self._prepare_inputs(inputs)
-                number = self._get_num_items_in_batch([prepared], self.args.device)
-                self._weighing.ask(prepared, self._weighing.microbatches_of(prepared), number)
-            loss, *outputs = self._predicted_in_steps(super().prediction_step, inputs, *others, **keywords)
+            return of_own_rows(self.accelerator, evaluated, inputs)
         finally:
             self._is_evaluating = False
-        if loss is not None and replicas > 1:
-            loss = over_replicas(loss, self._weighing.in_evaluation(inputs), self._weighing.is_sum)
-        return (loss, *outputs)
 
     def _predicted_in_steps(self, prediction: Callable[..., Any], inputs: Any, *others: Any, **keywords: Any) -> Any:
         """Evaluate a batch; by a loss that a class computes itself on the first rank of a pipeline, as in training."""

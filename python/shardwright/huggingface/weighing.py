@@ -11,7 +11,6 @@ import torch
 from shardwright.accelerate.gathering import gathered_objects
 from shardwright.huggingface.asking import Unanswered, ask, uncounted
 from shardwright.huggingface.evaluation import samples_in
-from shardwright.huggingface.last_batch import own_rows
 from shardwright.huggingface.rows import blocks_of, by_rows, chosen_rows, is_flat, is_of_all_rows
 from shardwright.huggingface.shares import Share, Shares, counts_of, shares_of
 from shardwright.job.ranks import rank
@@ -97,9 +96,8 @@ class Weighing:
         if not self._is_training:
             self._is_training, self._asked, self._settled, self._found_to_need_all_rows = True, False, False, False
 
-    def in_evaluation(self, inputs: Any) -> float:
-        """Return how much the loss of an evaluated batch counts for beside those of other replicas."""
-        rows = own_rows(self._trainer.accelerator, inputs)
+    def in_evaluation(self, inputs: Any, rows: int) -> float:
+        """Return how much the loss of an evaluated batch of so many samples counts beside those of other replicas."""
         if not rows or not isinstance(inputs, Mapping):
             return float(rows)
         is_of_labels = self._trainer._labels_of_loss(inputs) is not None
@@ -156,10 +154,14 @@ class Weighing:
         both = chosen_rows(inputs, rows, blocks, [part * own + min(part, whole % parts) for part in two], own)
         return both if min(self._counts(both, 2)[_LABELS]) else None
 
-    def ask(self, inputs: Mapping[str, Any], microbatches: int, number: Any) -> None:
+    def ask(self, inputs: Any) -> None:
         """Ask of a batch that is evaluated, unless it was asked; what training has found holds."""
-        if not (self._is_training and self._asked):
-            self._ask_of(inputs, microbatches, number, {})
+        trainer = self._trainer
+        if trainer._labels_of_loss(inputs) is None or (self._is_training and self._asked):
+            return
+        prepared = trainer._prepare_inputs(inputs)
+        number = trainer._get_num_items_in_batch([prepared], trainer.args.device)
+        self._ask_of(prepared, self.microbatches_of(prepared), number, {})
 
     def _ask_of(
         self, inputs: Mapping[str, Any], microbatches: int, number: Any, counts: dict[str, int]
