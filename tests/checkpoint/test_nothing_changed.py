@@ -166,7 +166,6 @@ def test_what_a_killed_save_has_left_under_another_tag_goes_with_the_next(tmp_pa
     ("kind", "option", "value"),
     [
         (torch.optim.AdamW, "betas", (1, 0.999)),
-        (torch.optim.AdamW, "lr", -1.0),
         (torch.optim.SGD, "momentum", -0.5),
         (torch.optim.RMSprop, "alpha", -1.0),
         (torch.optim.Adadelta, "rho", 2.0),

@@ -129,6 +129,22 @@ def test_single_numbers_of_another_precision_are_refused(name: str, tmp_path: Pa
     assert checked(make, of_numbers, tmp_path) == []
 
 
+def test_state_that_is_there_from_the_beginning_is_not_missing(tmp_path: Path) -> None:
+    def main(runtime: Runtime) -> str:
+        training = Training(torch.optim.Adagrad, Scaled, torch.ones(2, 3))
+        training.step()
+        named: dict[str, Any] = {"model": training.model, "optimizer": training.optimizer}
+        state = training.optimizer.state.pop(training.model.module.scale)
+        smp.save_checkpoint(tmp_path, "bad", **named)
+        training.optimizer.state[training.model.module.scale] = state
+        return unchanged(training, functools.partial(smp.resume_from_checkpoint, tmp_path, "bad", **named))
+
+    with in_process_ranks():
+        job = Job(1)
+        assert job.run(main, {}, 300) == [""]
+        job.close()
+
+
 def test_state_of_sparse_gradients_is_looked_at(tmp_path: Path) -> None:
     table = functools.partial(nn.Embedding, 5, 3, sparse=True)
     make = functools.partial(Training, torch.optim.SparseAdam, table, torch.tensor([1, 2, 3, 1]))

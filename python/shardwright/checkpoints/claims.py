@@ -179,7 +179,8 @@ def _check_values(
     unfused = {key: value for key, value in UNFUSED.items() if key in defaults}
     make: Any = kind
     for key, value in options.items():
-        if key not in defaults or key in unfused or isinstance(value, bool | None):
+        # Schedules set rates, below zero too.
+        if key not in defaults or key in unfused or key == "lr" or isinstance(value, bool | None):
             continue
         if any(not isinstance(group.get(key), torch.Tensor) and group.get(key) == value for group in groups):
             continue

@@ -55,7 +55,12 @@ def check_state(
 
     group_of = {name: number for number, names in enumerate(groups) for name in names}
     made: dict[tuple[int, tuple[int, ...], bool], dict[str, Any]] = {}
-    for parameter, state in _states(kinds, decoded["values"]).items():
+    states = _states(kinds, decoded["values"])
+    if is_elementwise(kind) and (missing := _at_once(kind)):
+        for parameter in group_of.keys() - states.keys():
+            allowed = f"what {kind.__name__} keeps from the beginning, {', '.join(sorted(missing))}"
+            raise wrong(f"the state of parameter {parameter!r}", [], allowed)
+    for parameter, state in states.items():
         of, number = kinds.get(MODEL + parameter), group_of.get(parameter, 0)
         if of is None or number >= len(optimizer.param_groups):
             continue
@@ -103,6 +108,15 @@ def _sample(shape: tuple[int, ...], limit: int, sides: tuple[int, ...]) -> tuple
         return shape, {}
     sample = tuple(side if side <= limit else sides[at] for at, side in enumerate(shape))
     return sample, dict(zip(sample, shape, strict=True))
+
+
+def _at_once(kind: type[Optimizer]) -> set[str]:
+    """Return what an optimizer keeps of each parameter before its first step."""
+    make: Any = kind
+    with contextlib.suppress(Exception), torch.device("cpu"), torch.inference_mode(False):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        return set(make([parameter]).state.get(parameter, ()))
+    return set()
 
 
 def _made(

@@ -42,7 +42,7 @@ class Answer:
         away = abs(self.made - self.together) / max(abs(self.together), 1e-300)
         return (
             f"Trainer: the loss of two microbatches together is {self.together:.6g}, and their losses make "
-            f"{self.made:.6g}, {away:.2g} of it apart, where rounding is up to {self.bound:.1g}: the loss of a row "
+            f"{self.made:.6g}, {away:.2g} of it apart, where rounding is up to {self.bound:.2g}: the loss of a row "
             "depends on the other rows of its microbatch, as with pairs of rows, negatives from the batch, weights of "
             "classes or the balance of a router. So each batch runs in one microbatch, as exact as in one process, in "
             "which the ranks of a pipeline take turns. What lets them run at once: row_blocks = 2 on the class of the "

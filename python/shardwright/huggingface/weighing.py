@@ -146,12 +146,13 @@ class Weighing:
         parts = min(whole, max(2, microbatches))
         own = whole // parts
         # Those that have fewest and most labels tell most; of one, twice the same still tells sums from means.
-        labels = [(count, part) for part, count in enumerate(self._counts(inputs, parts)[_LABELS]) if count]
+        even = inputs if whole == parts * own else chosen_rows(inputs, rows, blocks, [0], parts * own)
+        labels = [(count, part) for part, count in enumerate(self._counts(even, parts)[_LABELS]) if count]
         if not labels:
             return None
         few, many = min(labels), max(labels, key=lambda one: one[0])
         two = sorted((few[1], many[1])) if few[0] < many[0] else (labels[0][1], labels[-1][1])
-        both = chosen_rows(inputs, rows, blocks, [part * own + min(part, whole % parts) for part in two], own)
+        both = chosen_rows(inputs, rows, blocks, [part * own for part in two], own)
         return both if min(self._counts(both, 2)[_LABELS]) else None
 
     def ask(self, inputs: Any) -> None:
