@@ -23,6 +23,9 @@ from tests.stacks.kinds import BATCH, STEPS, llama, sentences, tokenizer
 
 #: How the names of metrics end that are times.
 TIMES = ("runtime", "per_second", "preparation_time", "time", "total_flos")
+#: What TRL computes of each call of the model and averages over calls: of microbatches it is another average, as with
+#: its own accumulation.
+OF_CALLS = {"entropy", "kl", "logits/chosen", "logits/rejected", "max_reward", "mean_token_accuracy", "min_reward"}
 #: What the options of ``shardwright run`` are called, with the replicas that come of them.
 LAYOUTS: dict[str, tuple[list[str], int]] = {
     "pp2": (["--ranks", "2", "--pp", "2"], 1),
@@ -169,7 +172,12 @@ def outcome(script: Script, layout: str, microbatches: int, folder: Path, second
     (first, weights), (second, others) = (
         _seen(place(script, one, number, folder)) for one, number in (("plain", 1), (layout, microbatches))
     )
-    keys = {key for key, value in first[-1].items() if isinstance(value, int | float) and not key.endswith(TIMES)}
+    left_out = OF_CALLS if microbatches > 1 else set()
+    keys = {
+        key
+        for key, value in first[-1].items()
+        if isinstance(value, int | float) and not key.endswith(TIMES) and key not in left_out
+    }
     return compared((first, second), sorted(keys), (weights, others))
 
 
