@@ -23,6 +23,7 @@ from rich.table import Table
 
 from tests.jobs.built import build_hostile_member, build_rehearsal
 from tests.jobs.forked import ADDRESS, ROOT, fork_server
+from tests.jobs.patience import SLOWER
 
 #: What says how many tests run at once, each worker with a file, here and in parts that are processes of their own.
 WORKERS = "SHARDWRIGHT_TESTS_WORKERS"
@@ -30,6 +31,8 @@ WORKERS = "SHARDWRIGHT_TESTS_WORKERS"
 DISTRIBUTED = ("--dist=loadfile", "--no-loadscope-reorder")
 #: What tests took, by folder, and how many of the longest of each are named.
 SECONDS, LONGEST = ROOT / "out" / "test_seconds.txt", 5
+#: After which a test is ended, on a machine that has nothing else to do; as pyproject.toml has it.
+TEST_SECONDS = 900.0
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed", re.MULTILINE)
 
 
@@ -76,6 +79,8 @@ def run_pytest(arguments: Sequence[str]) -> tuple[int, list[str]]:
         report = Path(folder) / "report.xml"
         workers = os.environ.get(WORKERS, "2")
         command = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={report}", f"-n{workers}", *arguments]
+        if slower := os.environ.get(SLOWER):
+            command.append(f"--timeout={TEST_SECONDS * float(slower):.0f}")
         code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode
         cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
         outcomes = collections.Counter(
@@ -229,6 +234,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.workers:
         os.environ[WORKERS] = str(given.workers)
+    if given.load:  # who gets a core for one moment waits for as many as there are processes for each
+        os.environ[SLOWER] = str(1 + given.load / (os.cpu_count() or 1))
     if given.avx2:
         os.environ.update(AVX2)
         os.environ.pop(ADDRESS, None)  # that of a server whose torch has chosen already
