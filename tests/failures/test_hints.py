@@ -38,7 +38,7 @@ def test_a_rank_that_is_gone_is_not_told_to_call_something(
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(objects, "_object_of", fail)
+    monkeypatch.setattr(objects, "_objects_of", fail)
     monkeypatch.setattr(objects, "send_on", lambda *_: None)
     monkeypatch.setattr(objects, "group_ranks", lambda _: [0, 1])
     smp.init({})

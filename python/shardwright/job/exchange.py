@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from shardwright import _core
@@ -59,30 +60,39 @@ def receive_object(
     deadline: float | None = None,
     what: str | None = None,
     call: GroupCall | None = None,
+    beside: Callable[[], None] | None = None,
 ) -> Any:
     """Receive an object from another rank, while checking for failures of the step.
 
     ``what`` describes it in reports, and ``call`` is the call of a group that it belongs to, if it does. Without a
-    ``deadline`` (of the monotonic clock), it waits as long as the sender lives.
+    ``deadline`` (of the monotonic clock), it waits as long as the sender lives. ``beside`` is called again and again in
+    a long wait, and may raise.
 
     Raises:
         TimeoutError: It did not come before the deadline.
     """
     # Most come soon: so short a wait is nobody's business.
-    if (received := _received(runtime, rank, channel, 0.1 if deadline is None else 0.0)) is not None:
+    if (received := arrived(runtime, rank, channel, 0.1 if deadline is None else 0.0)) is not None:
         return received
     what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
     with Wait(runtime, what, [rank], ends_by_message=deadline is None, call=call) as wait:
         while True:
-            if (received := _received(runtime, rank, channel, 0.1)) is not None:
+            if (received := arrived(runtime, rank, channel, 0.1)) is not None:
                 return received
+            if beside is not None:
+                beside()
             if deadline is None:
                 wait.check()
             elif time.monotonic() > deadline:
                 raise TimeoutError(f"rank {runtime.place.rank} timed out waiting for {what}")
 
 
-def _received(runtime: Runtime, rank: int, channel: str, seconds: float) -> Any:
+def arrived(runtime: Runtime, rank: int, channel: str, seconds: float = 0.0) -> Any:
+    """Return an object that a rank has sent on a channel, if one is here after so many seconds; else None.
+
+    Raises:
+        PeerLostError: None is here, and the rank is gone.
+    """
     try:
         return runtime.node.recv_object(rank, channel, seconds)
     except PeerLostError:

@@ -6,12 +6,13 @@ Before ``smp.init``, all functions raise :class:`ShardwrightError`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from shardwright.errors import PeerLostError, ShardwrightError
-from shardwright.job.exchange import Gathers, receive_object, send_object
+from shardwright.job.exchange import Gathers, arrived, receive_object, send_object
 from shardwright.job.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
 from shardwright.job.received import decode_from
 from shardwright.job.runtime import Runtime, current_runtime
@@ -146,7 +147,9 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
                 send_on(runtime, rank, _lane(channel, call.number), (call.number, operation, obj))
         if runtime.place.rank not in receivers:
             return []
-        return [obj if rank == runtime.place.rank else _object_of(runtime, rank, call) for rank in ranks]
+        others = [rank for rank in ranks if rank != runtime.place.rank]
+        gathered_here = _objects_of(runtime, others, call)
+        return [obj if rank == runtime.place.rank else gathered_here[rank] for rank in ranks]
     except PeerLostError as lost:
         # A rank that was killed would have called it too; a deadlock adds it where it is proven.
         if lost.message.endswith(_LEFT):
@@ -171,19 +174,36 @@ def _lane(channel: str, number: tuple[int, int]) -> str:
     return f"{channel}, {epoch}"
 
 
-def _object_of(runtime: Runtime, rank: int, call: GroupCall) -> Any:
-    operation, lane = call.operation, _lane(call.channel, call.number)
-    while True:
-        received = receive_object(runtime, rank, lane, what=f"rank {rank} to come to {operation}", call=call)
-        theirs, what, obj = decode_from(runtime, rank, *received)
-        if theirs == call.number and what == operation:
-            return obj
-        if theirs >= call.number:
-            calls = "more calls of it" if what == operation else what
-            raise ShardwrightError(
-                f"rank {runtime.place.rank} is in {operation} and rank {rank} in {calls}: all ranks of a group have to "
-                f"call the same barriers, gathers, state dicts and clips in the same order, so {call.advice}"
-            )
+def _objects_of(runtime: Runtime, ranks: list[int], call: GroupCall) -> dict[int, Any]:
+    """Wait for what each of these ranks gives to a call, and hear of any that is gone while waiting for another."""
+    lane, here = _lane(call.channel, call.number), dict[int, Any]()
+    found: dict[int, Any] = {}
+
+    def look_at_others(waiting_for: int) -> None:
+        for rank in ranks:
+            if rank == waiting_for or rank in found or rank in here:
+                continue
+            if (received := arrived(runtime, rank, lane)) is not None:
+                here[rank] = received
+
+    for rank in ranks:
+        while rank not in found:
+            what = f"rank {rank} to come to {call.operation}"
+            received = here.pop(rank, None)
+            if received is None:
+                beside = functools.partial(look_at_others, rank)
+                received = receive_object(runtime, rank, lane, what=what, call=call, beside=beside)
+            theirs, operation, obj = decode_from(runtime, rank, *received)
+            if theirs == call.number and operation == call.operation:
+                found[rank] = obj
+            elif theirs >= call.number:
+                calls = "more calls of it" if operation == call.operation else operation
+                raise ShardwrightError(
+                    f"rank {runtime.place.rank} is in {call.operation} and rank {rank} in {calls}: all ranks of a "
+                    "group have to call the same barriers, gathers, state dicts and clips in the same order, so "
+                    f"{call.advice}"
+                )
+    return found
 
 
 def barrier(group: CommGroup = WORLD) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def lost() -> None:
         say(f"gather: {failure(lambda: smp.allgather(1, smp.WORLD))}")
         say(f"barrier: {failure(smp.barrier)}")
         smp.send("all said", 0, BY)
+
+
+def gathering() -> None:
+    """The death of a rank is told to one that waits in a gather for another, which does not come."""
+    smp.barrier()
+    if smp.rank() == 2:
+        smp.recv_from(0, BY)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif smp.rank() == 0:
+        assert smp.recv_from(1, BY) == "gathering"
+        time.sleep(0.3)  # in which rank 1 begins to wait
+        smp.send("end", 2, BY)
+        assert smp.recv_from(1, BY) == "said"
+    else:
+        smp.send("gathering", 0, BY)
+        say(f"gather: {failure(lambda: smp.allgather(1, smp.WORLD))}")
+        smp.send("said", 0, BY)
 
 
 def overflow() -> None:
