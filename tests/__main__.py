@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,6 @@ WORKERS = "SHARDWRIGHT_TESTS_WORKERS"
 DISTRIBUTED = ("--dist=loadfile", "--no-loadscope-reorder")
 #: What tests took, by folder, and how many of the longest of each are named.
 SECONDS, LONGEST = ROOT / "out" / "test_seconds.txt", 5
-#: After which a test is ended, on a machine that has nothing else to do; as pyproject.toml has it.
-TEST_SECONDS = 900.0
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed", re.MULTILINE)
 
 
@@ -80,7 +79,8 @@ def run_pytest(arguments: Sequence[str]) -> tuple[int, list[str]]:
         workers = os.environ.get(WORKERS, "2")
         command = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={report}", f"-n{workers}", *arguments]
         if slower := os.environ.get(SLOWER):
-            command.append(f"--timeout={TEST_SECONDS * float(slower):.0f}")
+            options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+            command.append(f"--timeout={options['timeout'] * float(slower):.0f}")
         code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode
         cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
         outcomes = collections.Counter(

@@ -30,8 +30,12 @@ class Training:
 
     def step(self, number: int = 0) -> None:
         self.optimizer.zero_grad()
-        stepped(self.model, torch.full((2, 3), 1.0 + number))
+        stepped(self.model, self.batch(number))
         self.optimizer.step()
+
+    def batch(self, number: int) -> torch.Tensor:
+        """The inputs of a step."""
+        return torch.full((2, 3), 1.0 + number)
 
     def values(self) -> dict[str, torch.Tensor]:
         """Copies of all that this rank has: parameters, and their optimizer state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,8 @@ def test_options_that_differ_between_groups_load_as_they_were_saved(name: str, t
     def main(runtime: Runtime) -> list[str]:
         wrong = []
         options = others(kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1).param_groups[0])
-        pairs = [dict([one, other]) for one in options for other in options if one[0] < other[0]]
-        pairs.append({"lr": -0.01})  # as a schedule past its end sets it
-        for changed in pairs or [dict([one]) for one in options]:
+        pairs = [dict(pair) for pair in itertools.combinations(options, 2)]
+        for changed in [*pairs, {"lr": -0.01}]:  # the last as a schedule past its end sets it
             try:
                 wrong += went_on(kind, tmp_path, {}, {}, changed)
             except Exception as error:

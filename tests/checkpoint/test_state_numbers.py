@@ -13,6 +13,7 @@ import torch
 from shardwright.job.runtime import Runtime
 from torch import nn
 
+from tests.checkpoint import small_training
 from tests.checkpoint.test_state_shapes import unchanged
 from tests.frames.job import Job, in_process_ranks
 
@@ -43,32 +44,18 @@ class Scaled(nn.Module):
         return out
 
 
-class Training:
+class Training(small_training.Training):
     """A model of one rank with its optimizer."""
 
     def __init__(self, kind: Making, make: Callable[[], nn.Module], inputs: torch.Tensor) -> None:
         torch.manual_seed(0)
         self.model = smp.DistributedModel(make())
-        self.optimizer: Any = smp.DistributedOptimizer(kind(self.model.parameters(), lr=0.1))
+        self.optimizer = smp.DistributedOptimizer(kind(self.model.parameters(), lr=0.1))
         self.inputs = inputs
 
-    def step(self) -> None:
-        @smp.step
-        def stepped(model: smp.DistributedModel, inputs: torch.Tensor) -> torch.Tensor:
-            loss: torch.Tensor = model(inputs).square().mean()
-            model.backward(loss)
-            return loss
-
-        self.optimizer.zero_grad()
-        stepped(self.model, self.inputs)
-        self.optimizer.step()
-
-    def values(self) -> dict[str, torch.Tensor]:
-        """Copies of parameters and state."""
-        found = {name: one.detach().clone() for name, one in self.model.local_named_parameters()}
-        for number, one in self.optimizer.local_state_dict()["state"].items():
-            found |= {f"state {number} {key}": torch.as_tensor(value).clone() for key, value in one.items()}
-        return found
+    def batch(self, number: int) -> torch.Tensor:
+        """The same in each step."""
+        return self.inputs
 
 
 def of_numbers(value: Any, is_of_elements: bool) -> Iterator[Any]:

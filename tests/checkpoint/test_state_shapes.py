@@ -68,7 +68,7 @@ def draws(training: Training) -> list[tuple[torch.Tensor, str, Any]]:
     return random.Random(len(found)).sample(found, DRAWS)
 
 
-def unchanged(training: Any, load: Callable[[], object]) -> str:
+def unchanged(training: Training, load: Callable[[], object]) -> str:
     """Load; how that is not a refusal that leaves all as it was."""
     before = training.values()
     try:

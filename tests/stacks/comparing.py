@@ -12,6 +12,8 @@ import torch
 BAR = 1e-5
 #: Of what a difference is relative to, at least: losses are logarithms, and differences of values of this order.
 SMALLEST = 1.0
+#: How the names of what is logged end that are times, which nobody compares.
+TIMES = ("runtime", "per_second", "preparation_time", "time", "total_flos")
 
 Log = Sequence[Mapping[str, float]]
 Weights = Mapping[str, torch.Tensor]

@@ -23,9 +23,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("CI", "true")
 
+from tests.stacks.comparing import TIMES
 from tests.stacks.kinds import KINDS
 from tests.stacks.layouts import LAYOUTS
-from tests.stacks.scripts import TIMES
 
 
 def logged(trainer: Any) -> list[dict[str, float]]:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForSequenceClassification
 
-from tests.stacks.comparing import compared
+from tests.stacks.comparing import TIMES, compared
 from tests.stacks.kinds import BATCH, STEPS, llama, sentences, tokenizer
 
-#: How the names of metrics end that are times.
-TIMES = ("runtime", "per_second", "preparation_time", "time", "total_flos")
 #: What TRL computes of each call of the model and averages over calls: of microbatches it is another average, as with
 #: its own accumulation.
 OF_CALLS = {"entropy", "kl", "logits/chosen", "logits/rejected", "max_reward", "mean_token_accuracy", "min_reward"}
@@ -47,10 +45,11 @@ class Script:
 
     Attributes:
         name: Its module in ``trl.scripts``.
-        columns: How many data columns to make, by name; a completion begins with a space.
+        columns: The columns of its data; completions begin with a space.
         more: Further arguments.
         model: The folder of the model to train.
         layouts: In which layouts it computes what one process does.
+        lora: Whether it trains adapters, as ``more`` tells it.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Script:
     more: tuple[str, ...] = ()
     model: str = "model"
     layouts: tuple[str, ...] = tuple(LAYOUTS)
-    lora: bool = field(default=False)
+    lora: bool = False
 
     @property
     def title(self) -> str:
@@ -88,19 +87,18 @@ def _data(columns: Sequence[str]) -> str:
 def prepare(folder: Path) -> None:
     """Make what scripts read: two models with their tokenizer, data of each kind, a reward."""
     folder.mkdir()
-    for name, kind, more in (("model", None, {}), ("classifier", LlamaForSequenceClassification, {"num_labels": 1})):
-        (llama(**more) if kind is None else llama(kind, **more)).save_pretrained(folder / name)
+    for name, model in (("model", llama()), ("classifier", llama(LlamaForSequenceClassification, num_labels=1))):
+        model.save_pretrained(folder / name)
         tokenizer().save_pretrained(folder / name)
     for columns in {script.columns for script in SCRIPTS}:
-        made = {name: sentences(40, number, most=4 if columns == ("prompt",) else 8)
-                for number, name in enumerate(columns)}  # fmt: skip
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*made.values(), strict=True)]
-        rows = [
-            {name: (" " if name in ("chosen", "rejected") else "") + one for name, one in row.items()} for row in rows
+        most = 4 if columns == ("prompt",) else 8
+        texts = [
+            [f" {one}" if name in ("chosen", "rejected") else one for one in sentences(40, number, most=most)]
+            for number, name in enumerate(columns)
         ]
-        place = folder / _data(columns)
-        place.mkdir()
-        (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*texts, strict=True)]
+        (folder / _data(columns)).mkdir()
+        (folder / _data(columns) / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "own.py").write_text(_REWARD)
 
 
@@ -161,17 +159,16 @@ def outcome(script: Script, layout: str, microbatches: int, folder: Path, second
     """Run a script over ranks, and alone if it has not been yet; whether both are equal, and how far they are apart."""
     if not folder.exists():
         prepare(folder)
+    alone, ours = place(script, "plain", 1, folder), place(script, layout, microbatches, folder)
     try:
-        for one, number in (("plain", 1), (layout, microbatches)):
-            if not place(script, one, number, folder).exists():
-                run(script, one, number, folder, seconds)
+        if not alone.exists():
+            run(script, "plain", 1, folder, seconds)
+        run(script, layout, microbatches, folder, seconds)
     except subprocess.TimeoutExpired:
         return "hung", ""
-    if not _has_ended(place(script, layout, microbatches, folder)):
-        return "wrong", Path(f"{place(script, layout, microbatches, folder)}.output").read_text()[-2000:]
-    (first, weights), (second, others) = (
-        _seen(place(script, one, number, folder)) for one, number in (("plain", 1), (layout, microbatches))
-    )
+    if not _has_ended(ours):
+        return "wrong", Path(f"{ours}.output").read_text()[-2000:]
+    (first, weights), (second, others) = _seen(alone), _seen(ours)
     left_out = OF_CALLS if microbatches > 1 else set()
     keys = {
         key

@@ -240,12 +240,11 @@ def _of_rows(outputs: Any, inputs: Any, number: Any) -> torch.Tensor:
 def _beginning(base: type) -> type:
     """The class of trainers whose loss has a part from the second update on that needs all rows."""
 
-    class Beginning(base):  # type: ignore[misc, valid-type]
+    class Beginning(overriding(_mean)(base)):  # type: ignore[misc]
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
-            outputs = model(**{name: value for name, value in inputs.items() if name in _TAKEN})
-            value = _mean(outputs, inputs, None)
+            value, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             if self.state.global_step:
                 value = value + outputs["logits"].mean((0, 1)).square().sum()
             return (value, outputs) if return_outputs else value
