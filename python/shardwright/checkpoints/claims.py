@@ -193,7 +193,7 @@ def _check_values(
                 f"what {kind.__name__} takes ({error}), or what a group of this optimizer has",
             ) from error
         except Exception:
-            return  # what cannot be tried here, such as a kernel for a device, is the step's to say
+            continue  # what cannot be tried here, such as a kernel for a device, is the step's to say
 
 
 def _check_masters(kinds: Kinds) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -50,11 +51,12 @@ def check_state(
     if not is_elementwise(kind) and not f"{kind.__module__}.".startswith(_KNOWN):
         return  # its steps may do anything
 
-    def options_of(number: int) -> dict[str, Any]:
-        return {**optimizer.param_groups[number], **decoded["options"][number]}
-
     group_of = {name: number for number, names in enumerate(groups) for name in names}
-    made: dict[tuple[int, tuple[int, ...], bool], dict[str, Any]] = {}
+
+    @functools.cache
+    def made_of(number: int, sample: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
+        return _made(kind, {**optimizer.param_groups[number], **decoded["options"][number]}, sample, dtype)
+
     states = _states(kinds, decoded["values"])
     if is_elementwise(kind) and (missing := _at_once(kind)):
         for parameter in group_of.keys() - states.keys():
@@ -67,23 +69,21 @@ def check_state(
         if parameter in joined and not is_elementwise(kind):
             continue  # its state is that of the parameter which it is a part of
         sample, sides = _sample(of[1], *(_SMALL if is_elementwise(kind) else _LARGE))
-        place = number, sample, getattr(torch, of[0]).is_complex
-        dtype = torch.complex64 if place[2] else torch.float32
-        if place not in made:
-            made[place] = _made(kind, options_of(number), sample, dtype)
-        if missing := made[place].keys() - state.keys():
+        dtype = torch.complex64 if getattr(torch, of[0]).is_complex else torch.float32
+        made = made_of(number, sample, dtype)
+        if missing := made.keys() - state.keys():
             allowed = f"what {kind.__name__} keeps, also {', '.join(sorted(missing))}"
             raise wrong(f"the state of parameter {parameter!r}", sorted(state), allowed)
         for key, entry in state.items():
-            if key in made[place]:
-                like = made[place][key]
+            if key in made:
+                like = made[key]
                 shape = tuple(sides.get(side, side) for side in like.shape) if isinstance(like, torch.Tensor) else ()
                 _check_like(f"{OPTIMIZER}{parameter}/{key}", entry, like, shape, kind)
             elif is_elementwise(kind) and isinstance(entry, _Tensor):
                 _check_left(f"{OPTIMIZER}{parameter}/{key}", entry, of)
         elements = dict(state)
         if of[1] == ():  # which of its numbers are of elements shows where there are several
-            several = _made(kind, options_of(number), (2,), dtype)
+            several = made_of(number, (2,), dtype)
             elements = {key: state[key] for key in state.keys() & several if _form(several[key]) == ((2,), dtype)}
         _check_dtypes(parameter, elements, of, f"{MASTERS}{parameter}" in kinds or not is_elementwise(kind))
 

@@ -44,8 +44,7 @@ class Rows:
         """Return the rows of a microbatch; of a number that does not divide evenly, the first ones get one more."""
         whole = len(self._values) // self._blocks
         begin = mb * (whole // num_mb) + min(mb, whole % num_mb)
-        end = begin + whole // num_mb + (mb < whole % num_mb)
-        return self._values[begin:end] if self._blocks == 1 else self.chosen([begin], end - begin)
+        return self.chosen([begin], whole // num_mb + (mb < whole % num_mb))
 
     def chosen(self, begins: Sequence[int], count: int) -> Any:
         """Return so many rows of each block from each of these on."""
@@ -55,6 +54,8 @@ class Rows:
             for block in range(self._blocks)
             for begin in begins
         ]
+        if len(parts) == 1:
+            return parts[0]
         if isinstance(self._values, torch.Tensor):
             return torch.cat(parts)
         return type(self._values)(one for part in parts for one in part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +29,20 @@ _FLAT = (
     "them run at once"
 )
 _LABELS, _OTHER, _ROWS, _SUM = "labels", "other labels", "rows", "sum"
+
+
+class _Two(NamedTuple):
+    """Two microbatches to ask of.
+
+    Attributes:
+        begins: Where the rows of each begin in a block.
+        rows: How many each has of a block.
+        differ: Whether they differ in anything that they may count for.
+    """
+
+    begins: list[int]
+    rows: int
+    differ: bool
 
 
 class Weighing:
@@ -132,28 +146,28 @@ class Weighing:
             counts[_OTHER] = counts_of(other, rows, parts, blocks)
         return {**counts, _ROWS: counts_of(None, rows, parts, blocks), _SUM: [1] * parts}
 
-    def _both(self, inputs: Mapping[str, Any], microbatches: int) -> dict[str, Any] | None:
-        """Return the rows of two microbatches; None if there is nothing to ask of them."""
+    def _two(self, inputs: Mapping[str, Any], microbatches: int) -> _Two | None:
+        """Return which two microbatches to ask of; None if there is nothing to ask of them."""
         rows, blocks = samples_in(inputs), self.blocks
         if is_flat(inputs, rows):
             if state.cfg.microbatches > 1 and rank() == 0 and not self._said_flat:
                 logger.warning("%s", _FLAT)
             self._said_flat = True
             return None
-        if microbatches == 1 and self._trainer.accelerator.num_processes == 1:
-            return None
         whole = rows // blocks
+        if not whole or (microbatches == 1 and self._trainer.accelerator.num_processes == 1):
+            return None
         parts = min(whole, max(2, microbatches))
         own = whole // parts
-        # Those that have fewest and most labels tell most; of one, twice the same still tells sums from means.
         even = inputs if whole == parts * own else chosen_rows(inputs, rows, blocks, [0], parts * own)
-        labels = [(count, part) for part, count in enumerate(self._counts(even, parts)[_LABELS]) if count]
+        counts = self._counts(even, parts)
+        labels = [(count, part) for part, count in enumerate(counts[_LABELS]) if count]
         if not labels:
             return None
+        # Those that have fewest and most labels tell most; of one, twice the same still tells sums from means.
         few, many = min(labels), max(labels, key=lambda one: one[0])
-        two = sorted((few[1], many[1])) if few[0] < many[0] else (labels[0][1], labels[-1][1])
-        both = chosen_rows(inputs, rows, blocks, [part * own for part in two], own)
-        return both if min(self._counts(both, 2)[_LABELS]) else None
+        first, second = sorted((few[1], many[1])) if few[0] < many[0] else (labels[0][1], labels[-1][1])
+        return _Two([first * own, second * own], own, any(one[first] != one[second] for one in counts.values()))
 
     def ask(self, inputs: Any) -> None:
         """Ask of a batch that is evaluated, unless it was asked; what training has found holds."""
@@ -168,18 +182,17 @@ class Weighing:
         self, inputs: Mapping[str, Any], microbatches: int, number: Any, counts: dict[str, int]
     ) -> list[dict[str, int]]:
         """Ask, if that is to be asked of this batch, and return what all replicas count."""
-        both = None if self._settled else self._both(inputs, microbatches)
-        differ = both is not None and any(one[0] != one[-1] for one in self._counts(both, 2).values())
-        every = [(counts, both is not None, differ)]
+        two = None if self._settled else self._two(inputs, microbatches)
+        every = [(counts, two is not None, two is not None and two.differ)]
         if self._trainer.accelerator.num_processes > 1 and (counts or not self._settled):
             every = gathered_objects(every[0])
         tells_more = any(more for *_, more in every)
-        if both is not None and all(can for _, can, _ in every) and (tells_more or not self._asked):
+        if two is not None and all(can for _, can, _ in every) and (tells_more or not self._asked):
             self._asked, self._settled = True, tells_more
-            self._ask(both, microbatches, number)
+            self._ask(chosen_rows(inputs, samples_in(inputs), self.blocks, two.begins, two.rows), number)
         return [one for one, *_ in every]
 
-    def _ask(self, both: dict[str, Any], microbatches: int, number: Any) -> None:
+    def _ask(self, both: dict[str, Any], number: Any) -> None:
         """Ask of two microbatches; warn if their losses do not make that of both."""
         trainer, counts = self._trainer, self._counts(both, 2)
         model: DistributedModel = trainer.distributed_model

@@ -148,8 +148,8 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
         if runtime.place.rank not in receivers:
             return []
         others = [rank for rank in ranks if rank != runtime.place.rank]
-        gathered_here = _objects_of(runtime, others, call)
-        return [obj if rank == runtime.place.rank else gathered_here[rank] for rank in ranks]
+        found = {runtime.place.rank: obj, **_objects_of(runtime, others, call)}
+        return [found[rank] for rank in ranks]
     except PeerLostError as lost:
         # A rank that was killed would have called it too; a deadlock adds it where it is proven.
         if lost.message.endswith(_LEFT):
