@@ -10,7 +10,7 @@ from typing import Any
 from shardwright._core import newest_checkpoint
 
 from tests.checkpoint.running import SHARDED, case, run
-from tests.jobs.ranks import Ended, run_ranks
+from tests.jobs.ranks import Ended, run_ranks, told
 
 #: The moment at which a rank is lost: which of how many, and which checkpoint is then the newest.
 MOMENTS = {
@@ -42,7 +42,7 @@ def test_a_rank_lost_during_a_save_ends_it_at_once(tmp_path: Path) -> None:
     for moment, ranks in jobs.items():
         lost, _, newest = MOMENTS[moment]
         path = tmp_path / moment / "checkpoints"
-        assert [newest_checkpoint(path)] == newest, moment
+        assert [newest_checkpoint(path)] == newest, (moment, told(ranks))
         assert ranks[lost].code == -9
         for number, rank in enumerate(ranks):
             if number == lost:

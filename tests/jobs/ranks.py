@@ -76,6 +76,12 @@ def outputs_of_ranks(
 ) -> list[str]:
     """What each rank wrote to standard output; a rank that fails fails the test with what it said."""
     ended = run_ranks(*command, ranks=ranks, seconds=seconds, folder=folder, environment=environment)
-    for rank, (code, _, errors) in enumerate(ended):
-        assert code == 0, f"rank {rank} ended with {code}:\n{errors[-4000:]}"
+    assert all(each.code == 0 for each in ended), told(ended)
     return [each.out for each in ended]
+
+
+def told(ended: Iterable[Ended]) -> str:
+    """What ranks that failed came to; first those that did not merely lose another one."""
+    failed = [(rank, each) for rank, each in enumerate(ended) if each.code != 0]
+    failed.sort(key=lambda one: "PeerLostError" in one[1].err[-4000:])
+    return "\n".join(f"rank {rank} ended with {each.code}:\n{each.err[-4000:]}" for rank, each in failed)

@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from shardwright.lightning import ShardwrightStrategy
 
-from tests.jobs.ranks import outputs_of_ranks, run_ranks
+from tests.jobs.ranks import outputs_of_ranks, run_ranks, told
 from tests.trainers.runs import BAR, ROOT, compare_lightning, run
 
 
@@ -55,7 +55,7 @@ def test_other_keys_train_alike(config: dict[str, Any], tmp_path: Path) -> None:
 def test_an_error_on_one_rank_ends_all(where: str) -> None:
     ended = run_ranks("-m", "tests.trainers.lightning_fails", where, ranks=4, folder=ROOT)
     assert all(one.code for one in ended)
-    assert any(f"ValueError: in the {where}" in one.err for one in ended)
+    assert any(f"ValueError: in the {where}" in one.err for one in ended), told(ended)
     assert all(f"in the {where}" in one.err or "PeerLostError" in one.err for one in ended)
 
 
