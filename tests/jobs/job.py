@@ -73,18 +73,20 @@ class Process:
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
             for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
         ]
-        for thread in self._threads:
+        for thread in tuple(self._threads):  # the first may have ended, and be taken out, before the second starts
             thread.start()
 
     def _read(self, name: str, stream: Any) -> None:
-        for line in stream:
+        try:
+            for line in stream:
+                with self._news:
+                    if len(self._streams[name]) < _MAX_LINES:
+                        self._streams[name].append(line)
+                    self._news.notify_all()
+        finally:
             with self._news:
-                if len(self._streams[name]) < _MAX_LINES:
-                    self._streams[name].append(line)
+                self._threads.remove(threading.current_thread())
                 self._news.notify_all()
-        with self._news:
-            self._threads.remove(threading.current_thread())
-            self._news.notify_all()
 
     @property
     def pid(self) -> int:
