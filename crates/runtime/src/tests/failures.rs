@@ -9,7 +9,7 @@ use shardwright_wire::{ErrorReport, Heartbeat, Message, Value};
 
 use super::rig::{
     Behaviour, Ended, config, job, job_hearing, job_of, microbatch_of, on_every_rank, plan,
-    shut_down,
+    real_time, shut_down,
 };
 use super::steps::chain;
 use crate::{Failure, FailureKind, LocalError, Server, ServerError, Task};
@@ -253,7 +253,7 @@ fn a_report_with_an_error_is_passed_on() {
 #[test]
 fn a_failure_during_the_commit_is_seen_there_and_by_other_replicas() {
     // Two replicas of one rank each: no message but aborts goes between them.
-    let ranks = job_of(&[config(0, &[0], 2), config(1, &[1], 2)]);
+    let ranks = job_of(&[config(0, &[0], 2), config(1, &[1], 2)].map(real_time));
     let committing = Arc::new(Barrier::new(2));
     let raise_when = Arc::clone(&committing);
     let behaviour: Behaviour = Arc::new(move |rank, _, task| {

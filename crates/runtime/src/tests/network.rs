@@ -11,7 +11,7 @@ use shardwright_comm::{
 use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Message};
 
-use super::rig::{TestRank, config, rank_of};
+use super::rig::{TestRank, config, rank_of, real_time};
 use crate::Server;
 
 /// What has been sent to a rank, and who reads it.
@@ -177,10 +177,7 @@ impl Job {
         let inboxes: Arc<Vec<Inbox>> = Arc::new((0..world).map(|_| Inbox::default()).collect());
         let pipeline: Vec<u32> = (0..world).collect();
         let rank = |rank: u32| {
-            let mut config = config(rank, &pipeline, world);
-            // Time is not what these checks are about.
-            config.stall_report = Duration::from_hours(1);
-            config.stall_timeout = Duration::from_hours(1);
+            let config = real_time(config(rank, &pipeline, world));
             let end = End {
                 own: Rank(rank),
                 inboxes: Arc::clone(&inboxes),

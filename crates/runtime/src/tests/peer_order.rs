@@ -12,7 +12,7 @@ use shardwright_wire::{
 
 use super::rig::{
     Behaviour, Ended, TestRank, WATCHDOG, backward, config, forward, job_of, microbatch_of,
-    new_request, on_every_rank, plan, shut_down,
+    new_request, on_every_rank, plan, real_time, shut_down,
 };
 use crate::machine::{Effect, Grant, Machine};
 use crate::{Expected, FailureKind, MainEvent, ServerError, StepPlan, Task};
@@ -24,7 +24,7 @@ fn ranks() -> Vec<Arc<TestRank>> {
     let configs: Vec<_> = (0..4)
         .map(|rank| {
             let first = rank / 2 * 2;
-            let mut own = config(rank, &[first, first + 1], 4);
+            let mut own = real_time(config(rank, &[first, first + 1], 4));
             own.tensor_group = vec![Rank(rank % 2), Rank(rank % 2 + 2)];
             own
         })

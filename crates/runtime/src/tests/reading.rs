@@ -11,7 +11,7 @@ use shardwright_comm::{
 use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Heartbeat, Message, Value};
 
-use super::rig::{Ended, WATCHDOG, config, on_every_rank, plan, rank_of, shut_down};
+use super::rig::{Ended, WATCHDOG, config, on_every_rank, plan, rank_of, real_time, shut_down};
 use super::steps::chain;
 use crate::Server;
 
@@ -166,7 +166,7 @@ fn steps_end_whoever_receives_and_waiting_workers_do() {
                 inbox: Arc::clone(inbox),
             };
             let made = rank_of(
-                &config(rank, &[0, 1, 2], WORLD),
+                &real_time(config(rank, &[0, 1, 2], WORLD)),
                 Some(inner),
                 Some(Arc::new(own)),
             );

@@ -9,7 +9,7 @@ use shardwright_comm::{
 use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Heartbeat, Message};
 
-use super::rig::{WATCHDOG, config, plan};
+use super::rig::{WATCHDOG, config, plan, real_time};
 use crate::{LocalError, Server};
 
 /// A transport whose first message takes as long as the test likes; it keeps what is sent, in order.
@@ -104,7 +104,7 @@ fn a_thread_does_not_overtake_one_that_sends_and_does_not_wait_for_it() {
         sent: Mutex::default(),
         changed: Condvar::new(),
     });
-    let server = Server::attach(Some(transport.clone()), config(0, &[0, 1], 2));
+    let server = Server::attach(Some(transport.clone()), real_time(config(0, &[0, 1], 2)));
     std::thread::scope(|threads| {
         let beginning = threads.spawn(|| server.begin_step(plan(1, "train", 1)));
         transport.wait_until(|sent| sent.has_begun);
