@@ -1,4 +1,4 @@
-"""Loads, state dicts, averages, reads, writes and steps in drawn orders, beside one plain process.
+"""Loads, state dicts, averages, reads, writes, steps and failing steps in drawn orders, beside one plain process.
 
 A load that waits for the first step of a pipeline either has reached the weights before anybody reads or changes them,
 or that is refused; nothing goes around it. Ranks are threads of one process.
@@ -28,6 +28,7 @@ WIDTH = 3
 ACTIONS = (
     *("resume", "load", "state", "read", "write", "raw_write"),
     *("average", "average_state", "average_load", "applied", "evaluate", "train", "train", "save", "get_module"),
+    "fail",
 )
 
 
@@ -119,6 +120,13 @@ def stepped(model: smp.DistributedModel, inputs: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+@smp.step
+def failing(model: smp.DistributedModel, inputs: torch.Tensor) -> torch.Tensor:
+    loss = model(inputs).square().mean()
+    model.backward(loss)
+    raise ValueError("on purpose")
+
+
 class Divided:
     """The same over a pipeline of two ranks; one of these for each."""
 
@@ -161,6 +169,11 @@ class Divided:
             loss = stepped(model, samples(number))
             self.optimizer.step()
             return self._loss(loss)
+        elif action == "fail":  # changes nothing, although the first step divides the model
+            with pytest.raises((ValueError, smp.RemoteError)) as caught:
+                failing(model, samples(number))
+            if "on purpose" not in str(caught.value):
+                raise caught.value
         elif action == "state":
             return model.state_dict()
         elif action == "read":

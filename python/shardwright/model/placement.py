@@ -29,6 +29,7 @@ from shardwright.frames.guards import divided_modules
 from shardwright.half_precision import accumulate_in_float32
 from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime
+from shardwright.model.buffers import SavedBuffers
 from shardwright.model.hooks import DeferredLoads, PostPartitionHooks
 from shardwright.model.models import Models
 from shardwright.model.ownership import Ownership, apply_ownership
@@ -72,6 +73,7 @@ class Placement:
         self.post_partition_hooks = PostPartitionHooks()
         self.deferred_loads = DeferredLoads()
         self.post_step_hooks = PostPartitionHooks()
+        self.buffers = SavedBuffers()
         self._modules: list[nn.Module] = []
         self._names: list[str] = []
         self._placed = False
@@ -242,8 +244,9 @@ class Placement:
             optimizer.localise(self.model)
         self.replicas.join_group()
         self._finish()
-        if runtime.step.running and self.kept is not None:
-            self.kept.begin_step()  # parameters have their values now
+        if runtime.step.running and self.kept is not None:  # parameters and buffers have their values now
+            self.buffers.save(self.owned_tensors()[1])
+            self.kept.begin_step()
 
     def _widen_gradients(self) -> None:
         if self.runtime.place.cfg._fp32_grad_accumulation:
@@ -253,8 +256,7 @@ class Placement:
         named = list(self.module.named_modules())
         self._names = [name for name, _ in named]
         self._modules = [module for _, module in named]
-        names = [name or type(self.module).__name__ for name in self._names]
-        self.runtime.server.name_modules(self.model_id, names)
+        self.runtime.server.name_modules(self.model_id, [name or type(self.module).__name__ for name in self._names])
 
     def _intercept(self, decision: Decision) -> None:
         runtime, ownership = self.runtime, self.ownership
@@ -333,11 +335,8 @@ class Placement:
         has the turn. Waiting for an answer gives up the turn, and the root's answer arrives after its decision.
         """
         if not self._placed:
-            self.runtime.server.wait(
-                task.worker,
-                [self._send_control(task, self.runtime.place.pp_ranks[0], "sent partition", None)],
-                "forward",
-            )
+            query = self._send_control(task, self.runtime.place.pp_ranks[0], "sent partition", None)
+            self.runtime.server.wait(task.worker, [query], "forward")
         if self._failed:
             raise StepAborted("the model could not be placed on this rank")
 

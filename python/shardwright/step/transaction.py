@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from shardwright import _core
-from shardwright.contents import put_values
 from shardwright.data_parallel.reducer import GradientListener
 from shardwright.errors import ShardwrightError
 from shardwright.execution import process
@@ -54,7 +53,6 @@ class StepTransaction:
         #: Gradients to be added to earlier ones.
         self._unsummed: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
-        self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
         self._attributes: list[ModuleState] = []
         self._ordered: OrderedGradients | None = None
         self._begun = False
@@ -80,10 +78,7 @@ class StepTransaction:
                         self._sharded[id(parameter)] = is_owner
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                     hooked.append(parameter)
-            for module, name in buffers:
-                buffer = module._buffers[name]
-                if buffer is not None:
-                    self._buffers.append((module, name, buffer, buffer.clone()))
+            placement.buffers.save(buffers)
         self._random = process.random_state()
         # Dividing a model changes its attributes permanently.
         divided = [one for one in self._placements if self._has_attributes and one.partitioned]
@@ -185,6 +180,8 @@ class StepTransaction:
 
     def finish(self) -> None:
         """Complete the step, after it has succeeded on every rank."""
+        for placement in self._placements:
+            placement.buffers.forget()
         for parameter, earlier in self._unsummed:
             if not is_sentinel(parameter):
                 parameter.grad = _sum(earlier, parameter.grad)
@@ -228,12 +225,8 @@ class StepTransaction:
         for parameter, earlier in self._earlier:
             if not is_sentinel(parameter):
                 parameter.grad = earlier
-        with torch.no_grad():
-            for module, name, buffer, copy in self._buffers:
-                now = module._buffers.get(name)
-                if now is None or not is_sentinel(now):  # a partition made in this step may have released it
-                    put_values(buffer, copy)
-                    module._buffers[name] = buffer
+        for placement in self._placements:
+            placement.buffers.put_back()
         self.restore_random_numbers()
 
     def restore_random_numbers(self) -> None:
