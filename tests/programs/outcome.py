@@ -18,7 +18,7 @@ ROUNDINGS = 100
 #: But no more than this of the same scale: a rounding that flips a branch, or makes a number infinite, excuses nothing.
 EXCUSED = 1e-6
 #: What is left where equal numbers are subtracted, in terms of the largest number that the model returned beside it: a
-#: tensor of nothing else has no scale of its own.
+#: tensor, or a loss, of nothing else has no scale of its own.
 LEFT_OVER = 100 * torch.finfo(torch.float64).eps
 
 
@@ -138,7 +138,7 @@ def difference(plain: Outcome, divided: Outcome, rounded: Sequence[Outcome] = ()
         expected, found = plain.values.get(name), divided.values.get(name)
         scale = max((floor for kind, floor in _floors(plain).items() if name.startswith(kind)), default=0.0)
         noise = max((_distance(expected, one.values.get(name)) for one in rounded), default=0.0)
-        left_over = LEFT_OVER * beside.get(name.partition(", tensor ")[0], 0.0)
+        left_over = LEFT_OVER * beside.get("loss" if name.startswith("loss ") else name.partition(", tensor ")[0], 0.0)
         if not _agree(expected, found, scale, ROUNDINGS * noise, left_over):
             return f"{name}: {_short(expected)} in plain torch, {_short(found)} divided"
     return None
@@ -160,13 +160,14 @@ def _floors(plain: Outcome) -> dict[str, float]:
 
 
 def _largest_returned(plain: Outcome) -> dict[str, float]:
-    """By microbatch, the largest number among what the model returned."""
+    """By microbatch, the largest number among what the model returned; of all, for losses, which are sums of such."""
     found: dict[str, float] = {}
     for name, value in plain.values.items():
         microbatch, is_returned, _ = name.partition(", tensor ")
         if is_returned and isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             most = float(value.detach().abs().double().nan_to_num(posinf=0.0).max())
             found[microbatch] = max(found.get(microbatch, 0.0), most)
+            found["loss"] = max(found.get("loss", 0.0), most)
     return found
 
 

@@ -96,3 +96,10 @@ def test_what_subtraction_leaves_of_equal_numbers_has_no_scale_of_its_own() -> N
     assert difference(plain, returned(3e-14), rounded) is not None, "it is more than is left over"
     assert difference(returned(3e-15, 1e-3), returned(-3e-15, 1e-3), [returned(1e-15, 1e-3)]) is not None
     assert difference(returned(3e-9), returned(-3e-9), [returned(1e-9)]) is not None
+
+    def lost(left: float) -> Outcome:
+        return Outcome({"a, tensor 0": torch.ones(1).double(), "loss 3": torch.tensor(left).double()})
+
+    assert difference(lost(3e-17), lost(1e-17), [lost(2e-17)]) is None
+    assert difference(lost(3e-17), lost(1e-17), [lost(3e-17)]) is not None, "unless plain torch says so itself"
+    assert difference(lost(3e-9), lost(1e-9), [lost(2e-9)]) is not None
