@@ -145,8 +145,11 @@ def difference(plain: Outcome, divided: Outcome, rounded: Sequence[Outcome] = ()
 
 
 def _floors(plain: Outcome) -> dict[str, float]:
-    """Of gradients and of weights with buffers, a thousandth of the largest: noise relative to noise says nothing."""
-    kinds = {"gradient": [0.0], "value of": [0.0]}
+    """Of gradients, of those that hooks of parameters see, and of weights with buffers, a thousandth of the largest.
+
+    Noise relative to noise says nothing.
+    """
+    kinds = {"gradient": [0.0], "parameter": [0.0], "value of": [0.0]}
     for name, value in plain.values.items():
         for kind, found in kinds.items():
             if (

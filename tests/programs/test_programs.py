@@ -103,3 +103,13 @@ def test_what_subtraction_leaves_of_equal_numbers_has_no_scale_of_its_own() -> N
     assert difference(lost(3e-17), lost(1e-17), [lost(2e-17)]) is None
     assert difference(lost(3e-17), lost(1e-17), [lost(3e-17)]) is not None, "unless plain torch says so itself"
     assert difference(lost(3e-9), lost(1e-9), [lost(2e-9)]) is not None
+
+
+def test_what_hooks_see_of_cancelled_gradients_is_measured_by_the_others() -> None:
+    def fired(value: float) -> Outcome:
+        return Outcome(
+            {f"parameter {name}, firing 0": torch.tensor([one]).double() for name, one in (("a", 1.0), ("b", value))}
+        )
+
+    assert difference(fired(1e-14), fired(2e-14)) is None
+    assert difference(fired(1e-2), fired(2e-2)) is not None
