@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from shardwright.model.buffers import SavedBuffers
 from shardwright.model.sentinel import Sentinel, is_sentinel, release
 from shardwright.step.transaction import StepTransaction
 
@@ -19,6 +20,7 @@ class FakePlacement:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.replicas = self
+        self.buffers = SavedBuffers()
         self.averages_microbatches = True
 
     def owned_tensors(self) -> Any:
