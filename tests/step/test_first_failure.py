@@ -11,17 +11,6 @@ from torch import nn
 from tests.frames.job import Job, in_process_ranks
 
 
-class Net(nn.Module):
-    """Two layers, of which each rank gets one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = Counted(), Counted()
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(inputs))
-
-
 class Counted(nn.Linear):
     """A layer that counts its calls."""
 
@@ -45,8 +34,8 @@ def stepped(model: smp.DistributedModel, inputs: torch.Tensor, fails: bool) -> t
 
 def test_a_first_step_that_fails_leaves_buffers_as_a_hook_of_the_division_has_made_them() -> None:
     def main(runtime: Runtime) -> tuple[float, float]:
-        net = Net()
-        smp.set_partition(net.last, 1)
+        net = nn.Sequential(Counted(), Counted())
+        smp.set_partition(net[1], 1)
         model = smp.DistributedModel(net)
         model.register_post_partition_hook(lambda model, _: [one.fill_(40.0) for _, one in model.local_named_buffers()])
         inputs = torch.ones(4, 2, dtype=torch.float64)
