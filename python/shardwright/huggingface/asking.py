@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from shardwright.errors import RemoteError
 from shardwright.huggingface.plain import kept
 from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
+from shardwright.model.buffers import SavedBuffers
 
 #: How much of an error is told, in characters.
 _MOST_WORDS = 300
@@ -129,26 +130,33 @@ def _rounding(model: DistributedModel, dtypes: set[torch.dtype]) -> float:
     return 4 * math.sqrt(sum(1 for _ in model.module.modules())) * unit
 
 
-@contextmanager
+@contextlib.contextmanager
 def _untouched(model: DistributedModel) -> Iterator[None]:
-    """Run a block in evaluation mode, and put back modes, buffers and random number streams."""
+    """Run a block in evaluation mode, and put back modes, buffers and random number streams.
+
+    Buffers of a model that the block divides are put back as the division has left them.
+    """
     streams = random_state.streams()
     modes = [(one, one.training) for one in model.modules()]
-    buffers = [(one, one.clone()) for one in model.local_buffers() if not one.is_meta]
-    model.eval()
-    try:
-        with current_runtime().step.uncounted():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        random_state.restore(streams)
+    placement, buffers = model.placement, SavedBuffers()
+    with contextlib.ExitStack() as stack:
+        if placement.partitioned:
+            buffers.save(placement.owned_buffers())
+        else:  # registered last, so after what the script's own hooks do
+            hook = placement.post_partition_hooks.register(lambda *_: buffers.save(placement.owned_buffers()))
+            stack.callback(hook.remove)
+        model.eval()
+        try:
+            with current_runtime().step.uncounted():
+                yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            buffers.put_back()
+            random_state.restore(streams)
 
 
-@contextmanager
+@contextlib.contextmanager
 def uncounted(trainer: Any) -> Iterator[None]:
     """Run a block, and put back what a trainer counts in plain values."""
     put_back = kept(trainer)
