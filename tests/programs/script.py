@@ -111,6 +111,8 @@ def draw_script(program: Program) -> None:
     if program.updates and fit and has["optimizer"]:
         kinds = [*BY_PARAMETER, *BY_PARAMETER, *BY_ELEMENT]
         program.optimizer = draw.choice([kind for kind in kinds if kind != "updating"])
+    if program.sharded and program.optimizer == "fused_lamb":
+        program.optimizer = "lamb"  # the other is refused over shares of parameters
     if program.layout and (not program.optimizer or program.layout == "sharded_data"):
         program.optimizer = draw.choice([*BY_ELEMENT])  # others are refused over shards
     if has["life"]:
