@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import shardwright as smp
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, rnn
@@ -289,4 +290,5 @@ def _width(module: nn.Module) -> int | None:
     if isinstance(module, nn.Sequential):
         module = module[0]
     sizes = {nn.BatchNorm1d: "num_features", nn.GRU: "input_size", nn.Linear: "in_features"}
+    sizes[smp.nn.DistributedLinear] = "in_features"  # in the place of one whose weights are divided
     return next((getattr(module, size) for kind, size in sizes.items() if isinstance(module, kind)), None)
