@@ -1871,7 +1871,8 @@ class Server:
 
         `pipeline` is the text form of a schedule, or the name of one that has at most `active_microbatches` in flight.
 
-        `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule.
+        `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule; what the root
+        gives holds for its peers.
         """
     def check_abort(self, /, step: SupportsIndex, needed: SupportsGetItem[int, SupportsIndex] = ...) -> None:
         """
@@ -1955,6 +1956,10 @@ class Server:
     def keep_trace(self, on: bool, /) -> None:
         """
         Keep records of what runs, waits and travels from now on, or keep none.
+        """
+    def keeps_one_at_a_time(self, /) -> bool:
+        """
+        Whether they do so whatever the schedule, because the root has said so or the model that was divided needs it.
         """
     def leave_state(self, /, worker: SupportsIndex, model: SupportsIndex, state: SupportsIndex) -> None:
         """

@@ -350,3 +350,26 @@ def test_no_garbage_is_collected_meanwhile_and_again_afterwards() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+class OtherWay(nn.Module):
+    """Runs only one way with gradients on, and another with them off."""
+
+    def __init__(self, *ways: bool) -> None:
+        super().__init__()
+        self.layer, self.ways = nn.Linear(4, 4), ways
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() not in self.ways:
+            raise KeyError("there is no such way")
+        return self.layer(x)
+
+
+def test_a_forward_that_fails_without_gradients_is_traced_with_them() -> None:
+    trace = trace_forward(model := OtherWay(True), model, (torch.ones(2, 4),))
+    assert ("", "layer", 1) in trace.calls
+
+
+def test_a_forward_that_always_fails_says_why() -> None:
+    with pytest.raises(KeyError, match="no such way"):
+        trace_forward(model := OtherWay(), model, (torch.ones(2, 4),))

@@ -139,12 +139,17 @@ class Program:
         """How the model is evaluated after a step."""
         return [kind for after, kind in self.evaluations if after == step]
 
+    def arguments(self, batch: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The leaves of a microbatch in training, and what the model is given."""
+        inputs = [tensor.clone() for tensor in batch.chunk(2, 1)]
+        inputs[0].requires_grad_()
+        return inputs, inputs if self.leaves else [tensor * 1 for tensor in inputs]
+
     def step(self, model: Any, batch: torch.Tensor, index: str, backward: Any) -> torch.Tensor:
         """The step function, of one microbatch: run, read the loss, backward."""
         log = log_of_run[0]
-        inputs = [tensor.clone() for tensor in batch.chunk(2, 1)]
-        inputs[0].requires_grad_()
-        tensors = model(*(inputs if self.leaves else [tensor * 1 for tensor in inputs]))
+        inputs, given = self.arguments(batch)
+        tensors = model(*given)
         chosen = [tensors[place % len(tensors)] for place in self.read]
         terms = [((number + 1) * tensor).sum() for number, tensor in enumerate(chosen)]
         loss = sum(terms[1:], start=terms[0])

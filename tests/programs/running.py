@@ -69,8 +69,8 @@ def joins_of(program: Program) -> list[tuple[str, str]]:
     """The modules that the library keeps together, which no placement by hand may part."""
     log_of_run[0] = Log(plain=False)
     model, batch = program.start()
-    inputs = tuple(tensor.clone() for tensor in batch.chunk(program.microbatches)[0].chunk(2, 1))
-    trace = trace_forward(model, model, inputs)
+    _, given = program.arguments(batch.chunk(program.microbatches)[0])
+    trace = trace_forward(model, model, given)
     return [join.modules for join in (*structural_joins(ModelTree.of(model), traced=True), *trace.joins)]
 
 

@@ -151,6 +151,9 @@ def _default_dtype(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return one * torch.tensor(0.5, dtype=other.dtype) + torch.zeros((), dtype=one.dtype, device=other.device)
 
 
+#: Those uses that are transforms of functions.
+TRANSFORMS = ("vmap", "vmapped", "grad", "jacobian", "dual", "pull")
+
 #: What code does with tensors at their first sight, which those of another rank have to stand.
 USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "where": lambda t, u: torch.where(t > 0, t, fit(u, t)),

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from shardwright.errors import (
@@ -26,11 +27,13 @@ from torch import nn
 from tests.frames.job import Job, in_process_ranks
 from tests.programs.blocks import Block
 from tests.programs.generator import Generator
+from tests.programs.layers import Transformed
 from tests.programs.outcome import Outcome, difference
 from tests.programs.processes import run_in_processes
 from tests.programs.program import Program
 from tests.programs.running import joins_of, run_divided, run_plain
 from tests.programs.script import draw_script, features_of
+from tests.programs.tables import TRANSFORMS
 from tests.programs.wide import WideGenerator
 
 #: Programs that once went wrong, one to a line.
@@ -43,6 +46,8 @@ _PLAIN_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
 _MAX = 1e6
 #: How many programs have checkpointed modules.
 _CHECKPOINTED = 0.3
+#: In how many of them these may be modules that use transforms of functions.
+_TRANSFORMS_CHECKPOINTED = 0.2
 #: How many of those in real processes have replicas, and in how many of these their optimizer's state is sharded.
 _REPLICATED, _SHARDED = 0.6, 0.5
 #: Verdicts in the order of the table.
@@ -164,11 +169,24 @@ def _checkpointed(program: Program, ran: list[str]) -> dict[str, str]:
         if (path in ran or isinstance(module, nn.Sequential))
         and not any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
     ]
+    if draw.random() >= _TRANSFORMS_CHECKPOINTED:  # which PyTorch cannot compute again, so that they are refused
+        fit = [path for path in fit if not any(map(_transforms, parts[path].modules()))]
     strategies = ("each", "contiguous", "group_2")
     return {
         path: draw.choice(strategies) if isinstance(parts[path], nn.Sequential) else "each"
         for path in draw.sample(fit, min(len(fit), draw.choice((1, 1, 2, 3))))
     }
+
+
+def _transforms(module: nn.Module) -> bool:
+    """Whether a module's own forward uses transforms of functions."""
+
+    def used(operations: Any) -> bool:
+        if not isinstance(operations, list | tuple):
+            return False
+        return (operations[:1] == ["use"] and operations[1] in TRANSFORMS) or any(map(used, operations))
+
+    return isinstance(module, Transformed) or used(getattr(module, "operations", ()))
 
 
 def _is_tame(plain: Outcome) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.programs.layers import call_layer
 from tests.programs.log import log_of_run
-from tests.programs.tables import USES, VIEW, WRITE, fit_width
+from tests.programs.tables import TRANSFORMS, USES, VIEW, WRITE, fit_width
 from tests.programs.values import tensors_in
 
 #: What a block changes before operations and puts back after them.
@@ -39,7 +39,7 @@ class WiderOperations:
 
     def do_use(self, tensors: list[torch.Tensor], kind: str, a: int, b: int) -> None:
         log_of_run[0].saw("first uses")
-        if kind in ("vmap", "vmapped", "grad", "jacobian", "dual", "pull"):
+        if kind in TRANSFORMS:
             log_of_run[0].saw("torch.func")
         tensors.extend(tensors_in(USES[kind](tensors[a % len(tensors)], tensors[b % len(tensors)])))
 

@@ -83,7 +83,8 @@ impl Server {
     ///
     /// `pipeline` is the text form of a schedule, or the name of one that has at most `active_microbatches` in flight.
     ///
-    /// `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule.
+    /// `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule; what the root
+    /// gives holds for its peers.
     #[pyo3(signature = (*, step, function, num_microbatches, pipeline, active_microbatches, one_at_a_time=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
     fn begin_step(
@@ -114,6 +115,11 @@ impl Server {
     fn run_microbatches_one_at_a_time(&self) -> PyResult<()> {
         self.here()?.one_at_a_time();
         Ok(())
+    }
+
+    /// Whether they do so whatever the schedule, because the root has said so or the model that was divided needs it.
+    fn keeps_one_at_a_time(&self) -> PyResult<bool> {
+        Ok(self.here()?.keeps_one_at_a_time())
     }
 
     /// Whether the microbatches of the step start one after another.

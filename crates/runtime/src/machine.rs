@@ -100,7 +100,7 @@ pub struct StepPlan {
     pub function: String,
     /// How many microbatches.
     pub num_microbatches: u32,
-    /// Whether they run one after another, whatever the schedule.
+    /// Whether they run one after another, whatever the schedule. The root's holds for its peers too.
     pub one_at_a_time: bool,
     /// The schedule.
     pub schedule: Schedule,

@@ -71,6 +71,11 @@ impl Server {
         self.enter(|machine, _| machine.one_at_a_time());
     }
 
+    /// Whether they do so whatever the schedule; see [`Machine::keeps_one_at_a_time`].
+    pub fn keeps_one_at_a_time(&self) -> bool {
+        self.lock().machine.keeps_one_at_a_time()
+    }
+
     /// Whether the step's microbatches run one after another; see [`Machine::runs_one_at_a_time`].
     pub fn runs_one_at_a_time(&self) -> bool {
         self.lock().machine.runs_one_at_a_time()

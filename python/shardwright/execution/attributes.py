@@ -59,8 +59,8 @@ class Attributes:
         self._numbers: weakref.WeakKeyDictionary[nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
         self._kept: dict[int, list[Any]] = {}
         self._microbatch: int | None = None
-        #: Whether attributes that a microbatch has not set are hidden from it in this step. False if microbatches run
-        #: one after another.
+        #: Whether attributes that a microbatch has not set are hidden from it. False if microbatches run one after
+        #: another.
         self.hides = False
         #: For each attribute, its value before the step, and the microbatches that have set it in this step.
         self._before: list[Any] = []
@@ -74,6 +74,10 @@ class Attributes:
         self._before.append(_value(module, name))
         self._set_by.append(set())
         self._watch_class(type(module))
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self._places)
 
     def begin_step(self) -> None:
         """Begin a step: record the values to restore if the step fails."""

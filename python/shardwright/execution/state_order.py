@@ -60,8 +60,11 @@ def all_kept(placements: Iterable[Placed]) -> list[StatefulModules]:
     return [placement.kept for placement in placements if placement.kept is not None]
 
 
-def one_at_a_time(runtime: Runtime) -> bool:
-    """Return whether microbatches must run one after another, as far as is known."""
+def needs_one_at_a_time(runtime: Runtime) -> bool:
+    """Return whether microbatches must run one after another, as far as this rank knows before a step.
+
+    The root decides for its peers: a model that the script has dropped may still be there on some ranks.
+    """
     return runtime[StateOrder].one_at_a_time or any(one.one_at_a_time for one in placed_models(runtime))
 
 
@@ -71,7 +74,8 @@ def splits_backward(runtime: Runtime, microbatch: int) -> bool:
     They are not if microbatches run one after another, because a module may then write to tensors that an earlier
     microbatch has saved.
     """
-    return runtime[Scheduling].splits(microbatch, runtime.step.num_microbatches) and not one_at_a_time(runtime)
+    splits = runtime[Scheduling].splits(microbatch, runtime.step.num_microbatches)
+    return splits and not runtime.server.keeps_one_at_a_time()
 
 
 def check_attributes(runtime: Runtime) -> None:

@@ -119,6 +119,8 @@ class WorkerPool:
 
     def _run(self, task: _core.Task, running: RunningTask, state: StepState) -> None:
         runtime = self._runtime
+        if attributes := runtime[Turn].attributes:  # a peer knows from here on in which order its root runs them
+            attributes.hides = not runtime.server.keeps_one_at_a_time()
         runtime[Turn].take(running)
         switching.begin_task()
         with state.applied():

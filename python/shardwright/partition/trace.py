@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shardwright.data_parallel import sync_batch_norm
-from shardwright.errors import PartitionError
+from shardwright.errors import PartitionError, ShardwrightError
 from shardwright.partition.audit import Audit
 from shardwright.partition.backward_hooks import join_hooks
 from shardwright.partition.decision import JoinReason
@@ -138,9 +138,12 @@ class _Run:
     def watched(self, measure_memory: bool) -> _Recording:
         try:
             return self._watched(measure_memory, gradients=measure_memory)
-        except RuntimeError as problem:
-            # A forward that computes gradients itself (such as forces from an energy) cannot run without them.
-            if measure_memory or "grad" not in str(problem):
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as problem:
+            # A forward that computes gradients itself (such as forces from an energy), or takes another way where
+            # gradients are off, may run only with them; any other error comes again.
+            if measure_memory or isinstance(problem, ShardwrightError):
                 raise
             _LOGGER.debug("the trace runs again with gradients: %s", problem)
             return self._watched(measure_memory, gradients=True)

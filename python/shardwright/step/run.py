@@ -21,7 +21,7 @@ from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import finish
 from shardwright.execution.serve import root_frame
-from shardwright.execution.state_order import StateOrder, all_kept, check_attributes, one_at_a_time
+from shardwright.execution.state_order import StateOrder, all_kept, check_attributes, needs_one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
@@ -321,8 +321,7 @@ class _Pipeline:
                     warn_of_assigned(runtime, self.step.name, self.step.function)
                 self.parts = list(_split(runtime, self.step, args, kwargs))
                 self.results = [None] * len(self.parts)
-            in_order = one_at_a_time(runtime)
-            runtime[Turn].attributes.hides = not in_order
+            in_order = needs_one_at_a_time(runtime)
             if (offloaded := runtime.find(OffloadedActivations)) is not None:
                 offloaded.begin_step(one_at_a_time=in_order)
             runtime[WorkerPool].begin_step(state, self.run_root)

@@ -192,7 +192,7 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
         return Result(module)
     collector.install(module)  # before modules of transformers from which outputs are collected are replaced
     seed = gathered(_OPERATION, torch.initial_seed(), TP_GROUP)[0]
-    plan = _Plan(module, f"{seed} {len(runtime[WrappedModels].alive)}", built_in)
+    plan = _Plan(module, f"{seed} {runtime[WrappedModels].count}", built_in)
     _check_the_same(gathered(_OPERATION, plan.replacements, TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]

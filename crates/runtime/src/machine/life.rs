@@ -65,6 +65,11 @@ impl Machine {
         self.order = None;
     }
 
+    /// Whether they do so for the sake of what modules keep, whatever the schedule.
+    pub fn keeps_one_at_a_time(&self) -> bool {
+        self.plan.one_at_a_time
+    }
+
     /// Whether the microbatches of the step that runs start one after another.
     pub fn runs_one_at_a_time(&self) -> bool {
         self.plan.one_at_a_time
@@ -85,6 +90,7 @@ impl Machine {
         self.forget_step();
         self.main_blocked = false;
         self.plan = plan;
+        self.plan.one_at_a_time &= self.is_root(); // the root says so in its StepBegin
         if self.plan.one_at_a_time {
             self.one_at_a_time();
         }

@@ -251,4 +251,28 @@ fn peers_learn_that_microbatches_run_one_after_another() {
     };
     peer.deliver(Rank(0), Message::StepBegin(begin), at(0));
     assert!(peer.runs_one_at_a_time());
+    assert!(peer.keeps_one_at_a_time());
+}
+
+#[test]
+fn a_peer_takes_the_order_of_microbatches_from_its_root_alone() {
+    for ours in [false, true] {
+        let mut peer = machine(1);
+        let active = NonZeroU32::new(4).unwrap();
+        let wanted = StepPlan {
+            schedule: Schedule::Interleaved { active },
+            one_at_a_time: ours,
+            ..plan(1, "train_step", 2)
+        };
+        peer.begin_step(wanted, at(0)).unwrap();
+        let begin = shardwright_wire::StepBegin {
+            step: StepEpoch(1),
+            function: "train_step".to_owned(),
+            num_microbatches: 2,
+            one_at_a_time: false,
+        };
+        peer.deliver(Rank(0), Message::StepBegin(begin), at(0));
+        assert!(!peer.runs_one_at_a_time());
+        assert!(!peer.keeps_one_at_a_time());
+    }
 }
