@@ -1881,6 +1881,10 @@ class Server:
         `needed` are ranks that take part in what is waited for: that one of them has left the
         job in good order is a failure too, if it stays unfinished for 2 s after.
         """
+    def check_run_again(self, /, step: SupportsIndex, departures: bool) -> None:
+        """
+        Raise the reason of another rank that ends such a step there, once it is known.
+        """
     def clock_ns(self, /) -> int:
         """
         The time, for `recomputed`.
@@ -2118,6 +2122,11 @@ class Server:
     def worker_gone(self, /, worker: SupportsIndex) -> None:
         """
         Say that the thread of a worker is gone: the step ends on every rank.
+        """
+    def would_run_again(self, /, step: SupportsIndex, departures: bool) -> bool:
+        """
+        Whether a step that has failed would be run again for this rank's own reason: the order of microbatches or, with
+        `departures`, that modules departed from what was predicted.
         """
 
 @final

@@ -297,6 +297,19 @@ impl Server {
             .map_err(|error| server_error(&error))
     }
 
+    /// Whether a step that has failed would be run again for this rank's own reason: the order of microbatches or, with
+    /// `departures`, that modules departed from what was predicted.
+    fn would_run_again(&self, step: u64, departures: bool) -> PyResult<bool> {
+        Ok(self.here()?.would_run_again(StepEpoch(step), departures))
+    }
+
+    /// Raise the reason of another rank that ends such a step there, once it is known.
+    fn check_run_again(&self, step: u64, departures: bool) -> PyResult<()> {
+        self.here()?
+            .check_run_again(StepEpoch(step), departures)
+            .map_err(|error| server_error(&error))
+    }
+
     /// Say that the main thread waits outside the server, or no longer does: a rank that waits is no progress.
     /// The seconds since the last progress anywhere in the job.
     fn wait_outside(&self, waits: bool) -> PyResult<f64> {

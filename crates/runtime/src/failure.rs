@@ -53,6 +53,17 @@ impl FailureKind {
     }
 }
 
+/// How strong a reason for the end of a step is. The weaker ones end in running it again, unless a rank has a stronger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Strength {
+    /// In another order of microbatches it may succeed.
+    Order,
+    /// Without predictions it may succeed, unless the job has departures end the step.
+    Departure,
+    /// It is the script's.
+    Final,
+}
+
 /// Makes a report that names no rank of the job its sender's own: an error says of whom it comes.
 pub(crate) fn attribute(message: &mut Message, from: Rank, host: &str, world: u32) {
     let report = match message {
@@ -85,6 +96,20 @@ impl Failure {
             kind: FailureKind::of_remote(&report),
             report,
         }
+    }
+
+    /// How strong it is, on whichever rank it came up.
+    pub fn strength(&self) -> Strength {
+        strength_of(&self.report)
+    }
+}
+
+/// How strong a reported failure is.
+pub(crate) fn strength_of(report: &ErrorReport) -> Strength {
+    match FailureKind::of_remote(report) {
+        FailureKind::StateOrder | FailureKind::StateWrite => Strength::Order,
+        FailureKind::Departure => Strength::Departure,
+        _ => Strength::Final,
     }
 }
 

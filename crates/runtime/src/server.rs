@@ -177,6 +177,16 @@ impl Server {
         self.enter(|machine, now| machine.check_abort(step, needed, now))
     }
 
+    /// See [`Machine::would_run_again`].
+    pub fn would_run_again(&self, step: StepEpoch, departures: bool) -> bool {
+        self.lock().machine.would_run_again(step, departures)
+    }
+
+    /// See [`Machine::check_run_again`].
+    pub fn check_run_again(&self, step: StepEpoch, departures: bool) -> Result<(), ServerError> {
+        self.lock().machine.check_run_again(step, departures)
+    }
+
     /// Gives a model's modules their names, for reports.
     pub fn name_modules(&self, model: ModelId, names: Vec<String>) {
         self.lock().machine.name_modules(model, names);

@@ -13,7 +13,7 @@ from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.divisor import agreed_divisor
 from shardwright.data_parallel.participants import check_left_out, participants
 from shardwright.data_parallel.weights import StepWeights
-from shardwright.errors import DepartureError, RemoteError, ShardwrightError, StateOrderError, StepAborted
+from shardwright.errors import DepartureError, ShardwrightError, StateOrderError, StepAborted
 from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import StepState
@@ -37,6 +37,7 @@ from shardwright.model.wrapping import refuse_compiled
 from shardwright.offloading import OffloadedActivations
 from shardwright.scheduling import Scheduling
 from shardwright.speed import SpeedAnnouncement
+from shardwright.step import again
 from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
     Fingerprints,
@@ -82,27 +83,15 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
         for _ in range(_MAX_RUNS - 1):
             try:
                 return _run_once(runtime, step, args, kwargs, predicts=predicts)
-            except DepartureError as error:
-                if runtime.place.cfg.on_departure == "error":
+            except (DepartureError, StateOrderError) as error:
+                if isinstance(error, DepartureError) and runtime.place.cfg.on_departure == "error":
                     raise
-                runtime[StateOrder].departures += 1
-                _say_again(runtime, step, error)
-                if len(runtime.place.tp_ranks) > 1 and not runtime[_core.Sites].restart():
-                    runtime.logger.warning(
-                        "static mode predicts nothing from now on: too many steps departed from it; the calls of all "
-                        "tensor-parallel ranks must be alike for it"
-                    )
-            except StateOrderError as error:
-                runtime[StateOrder].tighten(runtime, error)
-                _say_again(runtime, step, error)
+                again.prepare(runtime, step.name, error)
+            except BaseException as error:
+                again.refuse(runtime, error)
+                raise
             predicts = False
         return _run_once(runtime, step, args, kwargs, predicts=False)
-
-
-def _say_again(runtime: Runtime, step: StepFunction[..., Any], error: RemoteError) -> None:
-    order = "; from now on microbatches run one after another" if runtime[StateOrder].one_at_a_time else ""
-    where = f"rank {error.rank}: {error.message}"
-    runtime.logger.warning("step %d (%s) is run again%s: %s", runtime.step.number, step.name, order, where)
 
 
 def _run_once(

@@ -1,5 +1,6 @@
 //! Messages as they arrive: of this step, of an older one, of a newer one (EX-4).
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use shardwright_wire::{Abort, ErrorReport, Message, StepBegin};
 
 use super::dispatch::Turn;
 use super::{Machine, Stage};
-use crate::failure::{Failure, FailureKind};
+use crate::failure::{Failure, FailureKind, strength_of};
 
 /// What arrived for a step before this rank could use it.
 #[derive(Debug, Default)]
@@ -32,7 +33,16 @@ impl EarlyMessages {
     }
 
     fn keep_abort(&mut self, abort: Abort) {
-        self.aborts.entry(abort.step).or_insert(abort.error);
+        match self.aborts.entry(abort.step) {
+            Entry::Vacant(entry) => {
+                entry.insert(abort.error);
+            }
+            Entry::Occupied(mut entry) => {
+                if strength_of(&abort.error) > strength_of(entry.get()) {
+                    entry.insert(abort.error);
+                }
+            }
+        }
     }
 
     /// What was kept for a step; all that is older is forgotten, and counted.
@@ -177,10 +187,14 @@ impl Machine {
             self.kept.keep_abort(abort);
             return;
         }
+        let failure = Failure::remote(abort.error);
+        if abort.step == newest && matches!(self.stage, Stage::Aborting(_) | Stage::Failed(_)) {
+            self.hear_beside(failure);
+            return;
+        }
         if self.failed_steps.contains(abort.step) {
             return;
         }
-        let failure = Failure::remote(abort.error);
         if abort.step == newest && self.in_step() {
             self.fail_with(failure, false, now);
         } else {

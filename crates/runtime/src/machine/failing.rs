@@ -9,7 +9,7 @@ use shardwright_wire::{Abort, ErrorReport, Message};
 use super::dispatch::{Start, Turn};
 use super::tasks::CurrentTask;
 use super::{Effect, Machine, Stage};
-use crate::failure::{Failure, FailureKind, LocalError, ServerError};
+use crate::failure::{Failure, FailureKind, LocalError, ServerError, Strength};
 
 /// Ranks run in lockstep, so an abort for a step older than this many cannot be under way.
 const REMEMBERED_FAILED_STEPS: usize = 16;
@@ -57,6 +57,7 @@ impl Machine {
         match step {
             Some(step) if !self.in_step() && step > self.plan.step => {
                 self.plan.step = step;
+                self.beside = None;
                 self.stats.steps += 1;
                 // What made this rank raise may be a failure that all ranks know already.
                 match self.kept.abort_of(step).map(Failure::remote) {
@@ -109,6 +110,39 @@ impl Machine {
         }
         self.stage = Stage::Aborting(failure);
         self.dispatch(None, now);
+    }
+
+    /// Another rank has a reason of its own for the end of a step that has failed here. The strongest is remembered.
+    pub(super) fn hear_beside(&mut self, failure: Failure) {
+        let heard = self.beside.as_ref().map(Failure::strength);
+        if heard < Some(failure.strength()) {
+            self.beside = Some(failure);
+        }
+    }
+
+    /// Whether the step that has failed here would be run again for this rank's own reason; `departures` if steps that
+    /// depart from what was predicted are.
+    pub fn would_run_again(&self, step: StepEpoch, departures: bool) -> bool {
+        match &self.stage {
+            Stage::Aborting(failure) | Stage::Failed(failure) if step == self.plan.step => {
+                failure.strength() < strength_that_ends(departures)
+            }
+            _ => false,
+        }
+    }
+
+    /// Raises what another rank has heard of a step that would be run again for this rank's own reason, if it ends the
+    /// step there. All ranks run a step again, or none: who has such a reason has told everyone.
+    pub fn check_run_again(&self, step: StepEpoch, departures: bool) -> Result<(), ServerError> {
+        match &self.beside {
+            Some(failure)
+                if step == self.plan.step
+                    && failure.strength() >= strength_that_ends(departures) =>
+            {
+                Err(ServerError::Failed(Box::new(failure.clone())))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A failure of a step that had succeeded here.
@@ -189,5 +223,13 @@ impl Machine {
                 });
             }
         }
+    }
+}
+
+fn strength_that_ends(departures: bool) -> Strength {
+    if departures {
+        Strength::Final
+    } else {
+        Strength::Departure
     }
 }

@@ -88,6 +88,7 @@ impl Machine {
             return Err(ServerError::NoMicrobatches { step: plan.step });
         }
         self.forget_step();
+        self.beside = None;
         self.main_blocked = false;
         self.plan = plan;
         self.plan.one_at_a_time &= self.is_root(); // the root says so in its StepBegin

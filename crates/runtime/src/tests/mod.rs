@@ -1,5 +1,6 @@
 //! Whole steps, on simulated ranks and on ranks that are threads.
 
+mod again;
 mod alone;
 #[cfg(feature = "shuttle")]
 mod concurrency;
