@@ -32,7 +32,9 @@ def cases() -> list[tuple[str, str, str, int]]:
     return found
 
 
-def outcome(library: str, tracker: str, layout: str, microbatches: int, folder: Path, seconds: float) -> tuple[str, str]:
+def outcome(
+    library: str, tracker: str, layout: str, microbatches: int, folder: Path, seconds: float
+) -> tuple[str, str]:
     """What became of a training, and what the tracker has of it."""
     folder.mkdir(parents=True)
     environment = {

@@ -71,7 +71,9 @@ def by_accelerate(tracker: str, folder: Path) -> None:
 
     for number in range(STEPS):
         batch = rows()[4 * number : 4 * number + 4]
-        loss = train_step(model, torch.stack([row["x"] for row in batch]), torch.stack([row["labels"] for row in batch]))
+        loss = train_step(
+            model, torch.stack([row["x"] for row in batch]), torch.stack([row["labels"] for row in batch])
+        )
         optimizer.step()
         accelerator.log({"loss": float(loss.reduce_mean())}, step=number)
     accelerator.end_training()

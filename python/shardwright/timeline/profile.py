@@ -196,7 +196,7 @@ class profile(torch.profiler.profile):  # named as torch's
         """Drop the cycle in progress, and tell the ranks that wait for it."""
         if not self._failed:
             self._failed = True
-            tell_gathering(_OPERATION, (f"its block was left by {type(error).__name__}: {error}", 0), WORLD)
+            tell_gathering(_OPERATION, (f"left its block with {type(error).__name__}: {error}", 0), WORLD)
         if self._runtime.find(TraceRecorder) is self._recorder:
             self._recorder.record(False)
             self._runtime.remove(TraceRecorder)
