@@ -129,7 +129,7 @@ class Rank:
         profiled.export_chrome_trace(str(self.folder / "after.json"))
 
     def left(self) -> None:
-        """Blocks that an exception leaves: on all ranks, on one that goes on, and in what is called when one is ready."""
+        """Blocks that an exception leaves: on all ranks, on one that goes on, and in what is called with a trace."""
         with contextlib.suppress(Broken), smp.profile(activities=CPU) as profiled:
             self.run(1)
             raise Broken

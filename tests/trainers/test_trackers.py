@@ -9,7 +9,7 @@ import pytest
 from tests.jobs.ranks import run_ranks, told
 
 PROGRAM = Path(__file__).with_name("trackers_rank.py")
-#: Which ranks run a function that accelerate's decorators keep to some: of a pipeline both have the samples of process 0.
+#: Which ranks run a function that accelerate's decorators keep to some. Those of a pipeline have the same samples.
 RAN = {
     "pp2": (
         "on_main_process, on_local_main_process, on_process 0, on_local_process 0",

@@ -1,4 +1,4 @@
-"""Trains by each trainer with a tracker of its kind, as a rank: ``LAYOUT FOLDER``; a tracker makes a file for each run."""
+"""Trains by each trainer with a tracker, as a rank: ``LAYOUT FOLDER``; a tracker makes a file for each run."""
 
 from __future__ import annotations
 

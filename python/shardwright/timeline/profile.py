@@ -105,8 +105,8 @@ class profile(torch.profiler.profile):  # named as torch's
         """Start; a ``with`` block does it.
 
         Raises:
-            ShardwrightError: Called in a step function, inside another ``smp.profile`` or ``smp.trace``, or while another
-                profiler of torch is active; on all ranks, if that is so on one.
+            ShardwrightError: Called in a step function, inside another ``smp.profile`` or ``smp.trace``, or while
+                another profiler of torch is active; on all ranks, if that is so on one.
         """
         runtime = self._runtime
         runtime.check_process(_OPERATION)
@@ -172,8 +172,8 @@ class profile(torch.profiler.profile):  # named as torch's
         path = os.fspath(path)
         beside = f"{path}.{os.getpid()}.new"
         try:
-            opened = gzip.open(beside, "wb") if path.endswith(".gz") else open(beside, "wb")
-            with opened as target, open(self._folder / "trace.json", "rb") as source:
+            write: Callable[..., Any] = gzip.open if path.endswith(".gz") else open
+            with write(beside, "wb") as target, open(self._folder / "trace.json", "rb") as source:
                 shutil.copyfileobj(source, target)
             os.replace(beside, path)
         except BaseException:
