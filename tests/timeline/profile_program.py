@@ -102,7 +102,7 @@ class Rank:
             for _ in range(14):
                 self.run(1)
                 profiled.step()
-        self.found["ready"] = ready
+        self.found["ready"] = list(ready)
         straight = torch.profiler.schedule(wait=0, warmup=0, active=1)
         with smp.profile(activities=CPU, schedule=straight, on_trace_ready=write) as profiled:
             for _ in range(2):
