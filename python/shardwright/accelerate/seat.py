@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
@@ -81,6 +82,12 @@ def _runs_on_local(state: PartialState, function: Any = None, local_process_inde
     return function if local_rank() == local_process_index else _do_nothing
 
 
+def _destroy_process_group(state: PartialState, group: Any = None) -> None:
+    """Destroy a group that a script has made; the job's own end with the job, and not with a training."""
+    if group is not None and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group(group)
+
+
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     """Be called in the place of a function that runs on other ranks."""
 
@@ -96,6 +103,7 @@ _OF_JOB = {
     "on_last_process": _runs_where(lambda state: rank() == size() - 1),
     "on_process": _runs_on,
     "on_local_process": _runs_on_local,
+    "destroy_process_group": _destroy_process_group,
 }
 
 
