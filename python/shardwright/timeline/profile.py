@@ -24,7 +24,7 @@ from shardwright.job.objects import gathered, tell_gathering
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.timeline.parts import collect
-from shardwright.timeline.trace import TraceRecorder
+from shardwright.timeline.trace import TraceRecorder, warn_of_lost
 
 _OPERATION = "smp.profile"
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
@@ -116,7 +116,7 @@ class profile(torch.profiler.profile):  # named as torch's
         _raise_of({rank: obstacle for rank, (obstacle, _) in enumerate(told)})
         self._origin_ns = told[0][1] - _HOUR_NS
         self._folder = Path(tempfile.mkdtemp(prefix="shardwright-profile-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        weakref.finalize(self, _remove, self._folder, os.getpid())
         runtime.add(self._recorder, TraceRecorder)
         try:
             super().start()
@@ -223,6 +223,7 @@ class profile(torch.profiler.profile):  # named as torch's
 
     def _write_part(self, part: Path) -> None:
         timeline = self._recorder.end()
+        warn_of_lost(self._runtime, timeline)
         own = part.with_name("own.json")
         super().export_chrome_trace(str(own))
         place = self._runtime.place
@@ -257,6 +258,12 @@ def _of_all_threads(runtime: Runtime, profile_memory: bool) -> _ExperimentalConf
             f"smp.profile: torch {torch.__version__} cannot profile all threads of a rank, of which a pipeline of "
             f"{num_ranks} ranks has several; torch 2.7.0 and newer can"
         ) from None
+
+
+def _remove(folder: Path, pid: int) -> None:
+    """Remove the files of a profile, in the process that has made them: a forked one may end before it."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _raise_of(obstacles: dict[int, str]) -> None:

@@ -138,13 +138,18 @@ class _PlainProfiler:
     """Is there once this rank has told what a profiler of torch does not see."""
 
 
-def _gather(runtime: Runtime, traced: TraceRecorder, own: _core.Timeline, folder: str | Path | None) -> None:
+def warn_of_lost(runtime: Runtime, own: _core.Timeline) -> None:
+    """Tell of records that this rank had no room for."""
     if own.lost:
         runtime.logger.warning(
             "rank %d has lost %d records of the oldest steps that were traced: trace fewer steps",
             runtime.place.rank,
             own.lost,
         )
+
+
+def _gather(runtime: Runtime, traced: TraceRecorder, own: _core.Timeline, folder: str | Path | None) -> None:
+    warn_of_lost(runtime, own)
     if runtime.place.rank > 0:
         send_on(runtime, 0, _CHANNEL, own.to_json())
         return
