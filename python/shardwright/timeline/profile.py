@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity
 
@@ -151,7 +152,7 @@ class profile(torch.profiler.profile):  # named as torch's
         """End the block; of one that an exception leaves, the cycle in progress is dropped."""
         if error is not None:
             self._abandon(error)
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def export_chrome_trace(self, path: str) -> None:
         """Write the trace of all ranks of the newest cycle, on rank 0; other ranks do nothing.
@@ -185,7 +186,7 @@ class profile(torch.profiler.profile):  # named as torch's
         active = self._runtime.find(TraceRecorder)
         if active is not None:
             return f"was called inside {active.called}; {_OPERATION} and smp.trace do not nest"
-        if torch.autograd._profiler_enabled():
+        if _profiler_enabled():
             return "was called while another profiler of torch is active in its thread; end that one first"
         return ""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch._C._autograd import _profiler_enabled
 
 from shardwright import _core
 from shardwright.errors import ConfigError, ShardwrightError
@@ -124,7 +125,7 @@ def begin_step(runtime: Runtime) -> None:
     runtime.step.begin(training=torch.is_grad_enabled())
     if (traced := runtime.find(TraceRecorder)) is not None:
         traced.begin_step()
-    elif runtime.place.pp_size > 1 and torch.autograd._profiler_enabled() and runtime.find(_PlainProfiler) is None:
+    elif runtime.place.pp_size > 1 and _profiler_enabled() and runtime.find(_PlainProfiler) is None:
         runtime.add(_PlainProfiler())
         runtime.logger.warning(
             "rank %d: torch.profiler sees the thread that started it, and this step runs on worker threads and on %d "
