@@ -104,7 +104,7 @@ compat: setup ## scripts for the original library by its import path, beside pla
 trainers: setup ## train by the trainers of other libraries over ranks, beside their plain use in one process; ARGS="..." chooses
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.trainers $(ARGS)
 
-stacks: setup $(STACKS_VENV)/.complete ## train by the trainers of TRL over ranks, beside one plain process; ARGS="--only PATTERN"
+stacks: setup $(STACKS_VENV)/.complete ## train by the trainers of TRL over ranks, beside one plain process, and count runs of trackers; ARGS="--only PATTERN"
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(STACKS_VENV)/bin/python -m tests.stacks $(ARGS)
 
 $(STACKS_VENV)/.complete: requirements/stacks.txt tools/environment.sh

@@ -90,7 +90,7 @@ from shardwright.statistics import comm_stats, report, stats
 from shardwright.step import StepOutput, step
 from shardwright.tensor_parallel.marking import model_creation, set_tensor_parallelism, tensor_parallelism
 from shardwright.tensor_parallel.registry import tp_register, tp_register_with_module
-from shardwright.timeline import trace
+from shardwright.timeline import profile, trace
 from shardwright.values import register_type
 from shardwright.verify import verify
 
@@ -170,6 +170,7 @@ __all__ = [
     "partition",
     "pp_rank",
     "pp_size",
+    "profile",
     "rank",
     "rdp_rank",
     "rdp_size",

@@ -75,6 +75,7 @@ __all__ = [
     "in_flight",
     "is_in_store",
     "is_schedule",
+    "join_profile",
     "kept_by_others",
     "map_large_allocations",
     "means",
@@ -95,6 +96,7 @@ __all__ = [
     "take_log",
     "tune_schedule",
     "weakness_of_secret",
+    "write_profile_part",
 ]
 
 DTYPES: Final[list[str]]
@@ -2771,6 +2773,13 @@ def is_schedule(text: str) -> bool:
     Whether a text is the name of a schedule, or a program itself, and not the path of one.
     """
 
+def join_profile(
+    parts: SupportsGetItem[int, str | PathLike[str]], path: str | PathLike[str], /, *, origin_ns: SupportsIndex
+) -> None:
+    """
+    Put the parts of all ranks together into one trace for Perfetto.
+    """
+
 def kept_by_others(aliases: list[torch.Tensor], count_uses: Callable[[int], int], own: SupportsIndex) -> list[int]:
     """
     Of a list of tensors, to which nothing else refers, those whose memory something else refers to: their numbers.
@@ -2944,4 +2953,23 @@ def tune_schedule(
 def weakness_of_secret(secret: bytes) -> str | None:
     """
     Why bytes are no secret of a job, as the rest of a sentence; `None` where they are one.
+    """
+
+def write_profile_part(
+    trace: str | PathLike[str],
+    part: str | PathLike[str],
+    /,
+    *,
+    rank: SupportsIndex,
+    name: str,
+    pid: SupportsIndex,
+    threads: dict[SupportsIndex, str],
+    timeline: Timeline,
+    origin_ns: SupportsIndex,
+) -> None:
+    """
+    Write what a rank adds to the trace of all: the events of a trace of `torch.profiler`, and those of a timeline.
+
+    `threads` names threads of the process `pid` by their native ids. `origin_ns` is where the clock of the whole trace
+    begins. Raises `ValueError` if the trace is not one of the profiler.
     """

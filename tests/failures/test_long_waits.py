@@ -45,6 +45,19 @@ def test_a_breakpoint_trips_nothing(where: str) -> None:
         check_exact(pair)
 
 
+@pytest.mark.parametrize("where", ["in forward", "in backward", "between steps"])
+def test_a_debugger_on_rank_0_stops_the_job_until_it_continues(where: str) -> None:
+    with job(f"debug {where}") as pair:
+        pair[0].event("blocked")
+        pair[0].tell("p 'six times seven is', 6 * 7")
+        report_of(pair[0], number=1)
+        pair[0].tell("continue")
+        check_exact(pair)
+        assert "('six times seven is', 42)" in pair[0].out
+        assert re.search(r"rank 0 at \S+/training\.py:\d+, in debug: ", pair[0].err)
+        assert "StallError" not in "".join(process.err for process in pair.ranks)
+
+
 def seconds_after(words: str, text: str) -> float:
     """The seconds that follow a pattern; a report is late where the machine has other things to do."""
     found = re.search(words + r" (\d+\.\d) s\b", text)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tests.stacks import scripts
+from tests.stacks import scripts, trackers
 from tests.stacks.comparing import compared
 from tests.stacks.kinds import KINDS, ONE_REPLICA, RESUMED
 from tests.stacks.layouts import LAYOUTS, RANKS
@@ -69,6 +69,16 @@ def main() -> int:
             if fnmatch.fnmatch(f"{script.title}:{layout}:{microbatches}", chosen.only):
                 outcome, said = scripts.outcome(script, layout, microbatches, Path(folder, "scripts"), HANG_SECONDS)
                 tell(script.title, layout, microbatches, outcome, said)
+        for library, tracker, layout, microbatches in trackers.cases():
+            title = f"{library}-{tracker}"
+            if fnmatch.fnmatch(f"{title}:{layout}:{microbatches}", chosen.only):
+                here = Path(folder, f"{title}-{layout}")
+                tell(
+                    title,
+                    layout,
+                    microbatches,
+                    *trackers.outcome(library, tracker, layout, microbatches, here, HANG_SECONDS),
+                )
     runs = sum(found.values())
     print(json.dumps({"runs": runs, **found}), flush=True)
     return 0 if runs and not found["wrong"] and not found["hung"] and found["refused"] <= 6 else 1

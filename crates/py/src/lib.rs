@@ -32,6 +32,7 @@ mod notes;
 mod offload;
 mod packing;
 mod partition;
+mod profile;
 mod raw;
 mod recipes;
 mod rendezvous;
@@ -100,6 +101,8 @@ mod _core {
     use crate::offload::{HostMemory, Offload, OffloadedCall};
     #[pymodule_export]
     use crate::partition::{partition, shard_parameters};
+    #[pymodule_export]
+    use crate::profile::{join_profile, write_profile_part};
     #[pymodule_export]
     use crate::rendezvous::{Rendezvous, weakness_of_secret};
     #[pymodule_export]

@@ -14,6 +14,12 @@ use shardwright_timeline::{Record, RecordKind, TraceError};
 #[pyclass(frozen, module = "shardwright._core")]
 pub(crate) struct Timeline(shardwright_timeline::Timeline);
 
+impl Timeline {
+    pub(crate) fn records_of_ranks(&self) -> &shardwright_timeline::Timeline {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl Timeline {
     /// What `to_json` made, or records from elsewhere: `{"records": [...], "lost": 0}`.

@@ -17,6 +17,7 @@
 mod compare;
 mod draw;
 mod page;
+mod profile;
 mod record;
 mod recorded;
 mod show;
@@ -29,6 +30,7 @@ mod units;
 mod tests;
 
 pub use compare::Comparison;
+pub use profile::{ProfileError, RankProfile, clock_of, profile_frame};
 pub use record::{Activity, Phase, Record, RecordKind};
 pub use recorded::RecordedError;
 pub use summary::{RankSums, Summary, Sums};

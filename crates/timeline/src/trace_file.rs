@@ -118,7 +118,10 @@ impl Timeline {
 }
 
 /// The thread of a record, and its name. Slices of one thread must not overlap, but may lie within one another.
-fn place(record: &Record, lanes: &mut BTreeMap<(u32, RecordKind), Vec<u64>>) -> (u64, String) {
+pub(crate) fn place(
+    record: &Record,
+    lanes: &mut BTreeMap<(u32, RecordKind), Vec<u64>>,
+) -> (u64, String) {
     let first = match record.kind {
         RecordKind::Send => TRANSFER_LANES,
         RecordKind::Receive => TRANSFER_LANES + LANES_PER_DIRECTION,
@@ -147,7 +150,7 @@ fn place(record: &Record, lanes: &mut BTreeMap<(u32, RecordKind), Vec<u64>>) -> 
     (first + lane as u64, name)
 }
 
-fn slice(record: &Record, thread: u64, origin_ns: u64) -> Value {
+pub(crate) fn slice(record: &Record, thread: u64, origin_ns: u64) -> Value {
     let mut args = serde_json::to_value(record).expect("records are JSON");
     if let Some(args) = args.as_object_mut() {
         for elsewhere in ["rank", "start_ns", "end_ns"] {
@@ -166,7 +169,7 @@ fn slice(record: &Record, thread: u64, origin_ns: u64) -> Value {
         ph: "X".to_owned(),
         pid: record.rank,
         tid: thread,
-        ts: microseconds(record.start_ns - origin_ns),
+        ts: microseconds(record.start_ns.saturating_sub(origin_ns)),
         dur: microseconds(record.length_ns()),
         args,
     };
@@ -194,7 +197,7 @@ fn record_of(event: Value, origin_ns: u64) -> Result<Record, String> {
     clippy::cast_precision_loss,
     reason = "2^53 nanoseconds are a hundred days"
 )]
-fn microseconds(ns: u64) -> f64 {
+pub(crate) fn microseconds(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
@@ -206,6 +209,6 @@ fn nanoseconds(microseconds: f64) -> u64 {
     (microseconds * 1e3).round() as u64
 }
 
-fn named(what: &str, rank: u32, thread: u64, name: &str) -> Value {
-    json!({"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}})
+pub(crate) fn named(what: &str, rank: u32, thread: u64, name: &str) -> Value {
+    json!({"name": what, "ph": "M", "ts": 0, "pid": rank, "tid": thread, "args": {"name": name}})
 }

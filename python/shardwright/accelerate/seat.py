@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
@@ -55,11 +59,51 @@ class _Replaced(property):
     """A property that can say what it replaces."""
 
 
+def _runs_where(is_there: Callable[[PartialState], bool]) -> Callable[..., Any]:
+    """A decorator that lets a function run on some ranks only, though accelerate takes each for alone."""
+
+    def decorator(state: PartialState, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function if is_there(state) else _do_nothing
+
+    return decorator
+
+
+def _runs_on(state: PartialState, function: Any = None, process_index: int | None = None) -> Any:
+    """Let a function run on the first of the ranks that have the samples with this number."""
+    if function is None:
+        return partial(_runs_on, state, process_index=process_index)
+    return function if state.process_index == process_index and 0 in group_ranks(data_group()) else _do_nothing
+
+
+def _runs_on_local(state: PartialState, function: Any = None, local_process_index: int | None = None) -> Any:
+    """Let a function run on the rank with this number on its host."""
+    if function is None:
+        return partial(_runs_on_local, state, local_process_index=local_process_index)
+    return function if local_rank() == local_process_index else _do_nothing
+
+
+def _destroy_process_group(state: PartialState, group: Any = None) -> None:
+    """Destroy a group that a script has made; the job's own end with the job, and not with a training."""
+    if group is not None and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group(group)
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Be called in the place of a function that runs on other ranks."""
+
+
 #: What scripts ask of a process, to write or print once: of all ranks of a job, not only of those with other samples.
+#: Trackers (TensorBoard, W&B, ...) ask too: a run is that of rank 0.
 _OF_JOB = {
     "is_main_process": _Replaced(lambda state: rank() == 0),
     "is_local_main_process": _Replaced(lambda state: local_rank() == 0),
     "is_last_process": _Replaced(lambda state: rank() == size() - 1),
+    "on_main_process": _runs_where(lambda state: rank() == 0),
+    "on_local_main_process": _runs_where(lambda state: local_rank() == 0),
+    "on_last_process": _runs_where(lambda state: rank() == size() - 1),
+    "on_process": _runs_on,
+    "on_local_process": _runs_on_local,
+    "destroy_process_group": _destroy_process_group,
 }
 
 

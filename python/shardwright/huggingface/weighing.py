@@ -218,7 +218,8 @@ class Weighing:
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision)
         dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
         with uncounted(trainer):
-            weights = {by: [one / (1 if by == _SUM else sum(own)) for one in own] for by, own in counts.items()}
+            counted = {by: own for by, own in counts.items() if sum(own)}  # of one label a row, none is left if shifted
+            weights = {by: [one / (1 if by == _SUM else sum(own)) for one in own] for by, own in counted.items()}
             weights = {self._by: weights[self._by], **weights} if self._by in weights else weights
             answer = ask(losses, weights, model, dtypes | ({precision} if precision else set()))
         if isinstance(answer, Unanswered):

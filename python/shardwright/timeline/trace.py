@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch._C._autograd import _profiler_enabled
 
 from shardwright import _core
 from shardwright.errors import ConfigError, ShardwrightError
@@ -44,7 +45,10 @@ class TraceRecorder:
 
     Attributes:
         timeline: The records of all ranks, on rank 0, after the block has ended; else None.
+        called: What scripts call that records.
     """
+
+    called = "smp.trace"
 
     def __init__(self, runtime: Runtime, steps: Collection[int] | None) -> None:
         """Create the recorder of a rank."""
@@ -55,12 +59,12 @@ class TraceRecorder:
 
     def begin_step(self) -> None:
         """Begin a step, and record it if it is selected."""
-        self._record(self._steps is None or self._begun in self._steps)
+        self.record(self._steps is None or self._begun in self._steps)
         self._begun += 1
 
     def end(self) -> _core.Timeline:
         """Stop recording, and return the records of this rank."""
-        self._record(False)
+        self.record(False)
         taken: _core.Timeline
         if self._runtime.place.pp_size == 1:
             taken = self._runtime[_core.AloneRecorder].take_trace(self._runtime.place.rank)
@@ -69,7 +73,8 @@ class TraceRecorder:
         more = [source.take_trace().to_json() for source in self._runtime[TraceSources].all]
         return _core.Timeline.join([taken.to_json(), *more]) if more else taken
 
-    def _record(self, on: bool) -> None:
+    def record(self, on: bool) -> None:
+        """Record from now on, or not."""
         self._runtime.server.keep_trace(on)
         self._runtime[_core.AloneRecorder].keep_trace(on)
         for source in self._runtime[TraceSources].all:
@@ -94,15 +99,16 @@ def trace(folder: str | Path | None = None, *, steps: Collection[int] | None = N
 
     Raises:
         ConfigError: The folder is an address of an object store, or empty.
-        ShardwrightError: Another trace is active, or this was called in a step function.
+        ShardwrightError: Another trace or a profile is active, or this was called in a step function.
     """
     if folder is not None and _core.is_in_store(folder):
         raise ConfigError(f"smp.trace: folder is {str(folder)!r}; allowed: a folder on a disk, or None")
     runtime = current_runtime()
     if runtime.step.running:
         raise ShardwrightError("smp.trace was called in a step function; put it around the call of the step function")
-    if runtime.find(TraceRecorder) is not None:
-        raise ShardwrightError("smp.trace was called inside another smp.trace; traces do not nest")
+    if (active := runtime.find(TraceRecorder)) is not None:
+        other = "another smp.trace" if active.called == "smp.trace" else active.called
+        raise ShardwrightError(f"smp.trace was called inside {other}; traces do not nest")
     traced = runtime.add(TraceRecorder(runtime, steps))
     try:
         yield traced
@@ -119,15 +125,32 @@ def begin_step(runtime: Runtime) -> None:
     runtime.step.begin(training=torch.is_grad_enabled())
     if (traced := runtime.find(TraceRecorder)) is not None:
         traced.begin_step()
+    elif runtime.place.pp_size > 1 and _profiler_enabled() and runtime.find(_PlainProfiler) is None:
+        runtime.add(_PlainProfiler())
+        runtime.logger.warning(
+            "rank %d: torch.profiler sees the thread that started it, and this step runs on worker threads and on %d "
+            "ranks: their operators are missing. smp.profile(...) takes the same arguments, and has them in one trace",
+            runtime.place.rank,
+            runtime.place.launch.world_size,
+        )
 
 
-def _gather(runtime: Runtime, traced: TraceRecorder, own: _core.Timeline, folder: str | Path | None) -> None:
+class _PlainProfiler:
+    """Is there once this rank has told what a profiler of torch does not see."""
+
+
+def warn_of_lost(runtime: Runtime, own: _core.Timeline) -> None:
+    """Tell of records that this rank had no room for."""
     if own.lost:
         runtime.logger.warning(
             "rank %d has lost %d records of the oldest steps that were traced: trace fewer steps",
             runtime.place.rank,
             own.lost,
         )
+
+
+def _gather(runtime: Runtime, traced: TraceRecorder, own: _core.Timeline, folder: str | Path | None) -> None:
+    warn_of_lost(runtime, own)
     if runtime.place.rank > 0:
         send_on(runtime, 0, _CHANNEL, own.to_json())
         return

@@ -15,7 +15,7 @@ import common
 import shardwright as smp
 from common import await_word, fault, say
 
-#: Whoever does something special: rank 1 of a job of two, rank 3 of four.
+#: Whoever does something special: rank 1 of a job of two, rank 3 of four; rank 0 where it is debugged.
 SPECIAL = -1
 
 
@@ -23,6 +23,13 @@ def block() -> None:
     """Suspend the task until the test says something."""
     say("blocked")
     await_word()
+
+
+def debug() -> None:
+    """Stop in the debugger, until the test tells it to go on."""
+    say("blocked")
+    breakpoint()
+    sys.stdout.write("\n")  # behind the prompt
 
 
 def hold_the_interpreter() -> None:
@@ -52,7 +59,7 @@ class Loop:
         self.action, self.place = SCENARIOS[name]
 
     def run(self, job: common.TrainingJob) -> None:
-        special = smp.rank() == smp.size() - 1
+        special = smp.rank() == (0 if self.action is debug else smp.size() - 1)
         for step in itertools.count() if self.action is go_on else range(self.steps):
             error = job.exact_step()
             say("step", number=step, error=error, strangers=smp.stats()["communication"]["unknown_peers_dropped"])
@@ -73,6 +80,9 @@ SCENARIOS: dict[str, tuple[Callable[[], Any], tuple[str, str, int] | None]] = {
     "block in first backward": (block, ("second", "backward", 1)),
     "block in forward": (block, ("second", "forward", 2)),
     "block between steps": (block, None),
+    "debug in forward": (debug, ("first", "forward", 2)),
+    "debug in backward": (debug, ("first", "backward", 2)),
+    "debug between steps": (debug, None),
     "leave": (lambda: True, None),
     "exit": (lambda: sys.exit(0), None),
     "exit 3": (lambda: sys.exit(3), None),

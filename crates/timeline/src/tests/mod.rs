@@ -4,6 +4,7 @@ mod files;
 mod foreign;
 mod laws;
 mod pictures;
+mod profile;
 mod recorded;
 mod sums;
 
