@@ -103,10 +103,6 @@ def _fp16(plan: Plan, value: Any) -> Told:
     return becomes(precision_text(plan)) if plan.precision == "fp16" else drop("`mixed_precision` says it")
 
 
-def _threads(plan: Plan, value: Any) -> Told:
-    return becomes(f"`OMP_NUM_THREADS={value}`, in the environment of the command")
-
-
 _TPU = "only TPUs have it"
 _SAGEMAKER = "it starts a job of SageMaker, which `shardwright run` does not: give its estimator the printed command"
 
@@ -138,7 +134,6 @@ ACCELERATE: tuple[Key, ...] = (
     not_needed("debug", "ranks compare what they are given, and nothing hangs"),
     not_needed("enable_cpu_affinity", "it changes speed only; bind the command with `numactl`"),
     not_needed("main_training_function", "only notebooks and TPUs use it; ranks run the whole script"),
-    key("num_cpu_threads_per_process", "`OMP_NUM_THREADS`", _threads),
     not_needed("downcast_bf16", _TPU),
     *(
         not_needed(name, _TPU)
@@ -158,7 +153,7 @@ ACCELERATE: tuple[Key, ...] = (
     not_needed("dynamo_backend", "it changes speed only; compile modules that lie on one rank by `module.compile()`"),
     key(
         "fp8_config",
-        "no counterpart: float8 is not here (nothing is lost without `mixed_precision: fp8`)",
+        "see `mixed_precision`",
         lambda plan, value: drop("`mixed_precision` says it"),
     ),
 )

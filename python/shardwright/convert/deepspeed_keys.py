@@ -147,7 +147,7 @@ def _section(names: str, why: str) -> Key:
         is_on = value.get("enabled", False) if isinstance(value, Mapping) else value
         return drop("it is off") if is_off(is_on) else lack(why)
 
-    return Key(tuple(names.split()), f"no counterpart: {why} (nothing is lost where it is off)", read)
+    return Key(tuple(names.split()), f"no counterpart unless it is off: {why}", read)
 
 
 def _optimizer_type(plan: Plan, value: Any) -> Told:

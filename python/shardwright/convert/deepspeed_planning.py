@@ -177,10 +177,10 @@ def _optimizer(section: Section) -> Optimizer | None:
     arguments: dict[str, Any] = {key: value for key, value in given.entries.items() if value is not None}
     if name.lower() in ("adam", "adamw"):
         is_decoupled = name.lower() == "adamw" or given.flag("adam_w_mode", True)
-        # The default of DeepSpeed's own; that of torch's is another.
-        of_own = {} if given.flag("torch_adam") else {"weight_decay": 0.0}
         kept = {key: value for key, value in arguments.items() if key in ADAM}
-        return Optimizer(f"torch.optim.{'AdamW' if is_decoupled else 'Adam'}", {**of_own, **kept})
+        if not given.flag("torch_adam"):
+            kept.setdefault("weight_decay", 0.0)  # the default of DeepSpeed's own; that of torch's is another
+        return Optimizer(f"torch.optim.{'AdamW' if is_decoupled else 'Adam'}", kept)
     name = "Adagrad" if name.lower() == "adagrad" else name
     found = getattr(torch.optim, name, None) if name else None
     if isinstance(found, type) and issubclass(found, torch.optim.Optimizer):

@@ -82,8 +82,8 @@ def lacking(names: str, why: str, unless: Iterable[Any] = ()) -> Key:
             return drop("it is off")
         return drop("it asks for nothing") if value in harmless else lack(why)
 
-    but = f" (nothing is lost where it is off{''.join(f' or {value}' for value in harmless)})"
-    return Key(tuple(names.split()), f"no counterpart: {why}{but}", read)
+    but = "".join(f" or `{value}`" for value in dict.fromkeys(map(str, harmless)))
+    return Key(tuple(names.split()), f"no counterpart unless it is off{but}: {why}", read)
 
 
 def left_to_script(value: Any) -> Told | None:
