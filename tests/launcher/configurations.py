@@ -207,7 +207,8 @@ CASES: dict[str, Case] = {
         "shardwright run --ranks 8 train.py",
         (
             "accelerator = Accelerator(gradient_accumulation_steps=2)",
-            "optimizer = torch.optim.AdamW(model.parameters(), lr=0.0001, betas=(0.9, 0.95), eps=1e-08, weight_decay=0.1)",
+            "optimizer = torch.optim.AdamW("
+            "model.parameters(), lr=0.0001, betas=(0.9, 0.95), eps=1e-08, weight_decay=0.1)",
         ),
         ZERO_3,
     ),

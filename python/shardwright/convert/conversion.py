@@ -96,6 +96,9 @@ def convert(
 
 def _rows_of_accelerate(plan: Plan, given: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Iterator[Row]:
     for name, value in given.items():
+        if name in SECTIONS and not value:
+            yield Row(name, value, *drop("nothing is given"))
+            continue
         if name not in SECTIONS or not isinstance(value, Mapping):
             yield from _rows(plan, (*ACCELERATE, *SAGEMAKER), {name: value}, "")
             continue

@@ -49,7 +49,6 @@ def plan_inline(plan: Plan, given: Section, precision: str) -> None:
     plan.clipping = given.number("gradient_clipping", 1.0) or None
     plan.accumulation = given.whole("gradient_accumulation_steps", 0, fewest=1) or None
     _offload(plan, given.text("offload_optimizer_device"), given.text("offload_optimizer_nvme_path"))
-    plan.is_delayed = given.flag("zero3_init_flag") and plan.asked_stage == _MOST_STAGE
     if plan.precision == "fp16" and plan.is_cast:
         plan.loss_scale = LossScale()
 

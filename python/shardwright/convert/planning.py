@@ -26,6 +26,8 @@ OTHERS = (
     "DATA_PARALLEL",
     "MODEL_PARALLEL",
 )
+#: In which DeepSpeed creates modules by parts.
+_DELAYED_STAGE = 3
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 #: What FSDP does not clip by: the library's default is 1.0, and this leaves gradients as they are.
 NO_CLIPPING = 1e9
@@ -57,10 +59,13 @@ def plan_accelerate(given: Section, deepspeed: Section | None, ranks: int | None
         _plan_fsdp(plan, given.within("fsdp_config", "fsdp_"), parallel, precision)
     elif plan.engine is Engine.MEGATRON:
         _plan_megatron(plan, given.within("megatron_lm_config", "megatron_lm_"), precision)
-    elif plan.engine is Engine.DEEPSPEED and deepspeed is not None:
-        plan_deepspeed(plan, deepspeed, precision)
     elif plan.engine is Engine.DEEPSPEED:
-        plan_inline(plan, given.within("deepspeed_config"), precision)
+        inline = given.within("deepspeed_config")
+        if deepspeed is None:
+            plan_inline(plan, inline, precision)
+        else:
+            plan_deepspeed(plan, deepspeed, precision)
+        plan.is_delayed = inline.flag("zero3_init_flag") and plan.asked_stage == _DELAYED_STAGE
     else:
         plan.precision = precision
     return plan
