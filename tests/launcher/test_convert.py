@@ -316,7 +316,7 @@ def test_the_example_of_the_page_is_what_the_command_prints(
     assert main(["convert", "accelerate_config.yaml"]) == 0
     assert capsys.readouterr().out == printed
     (trained,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    (made,) = re.findall(r"^    smp.init\(.*?^    }\)$", printed, re.DOTALL | re.MULTILINE)
+    (made,) = re.findall(r"^    smp.init\(.*?^    \)$", printed, re.DOTALL | re.MULTILINE)
     assert made.replace("\n    ", "\n").strip() in trained
 
 

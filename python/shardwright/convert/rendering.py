@@ -209,4 +209,7 @@ def _with_mapping(before: str, keys: dict[str, Any], after: str) -> list[str]:
     if not keys:
         return [f"{before}{{}}{after}"]
     values = {key: json.dumps(value) if isinstance(value, str) else repr(value) for key, value in keys.items()}
-    return [f"{before}{{", *(f"    {json.dumps(key)}: {value}," for key, value in values.items()), f"}}{after}"]
+    lines = ["{", *(f"    {json.dumps(key)}: {value}," for key, value in values.items()), "}"]
+    if after:
+        return [before, *(f"    {line}" for line in lines), after]
+    return [before + lines[0], *lines[1:]]
