@@ -179,6 +179,7 @@ CASES: dict[str, Case] = {
             "ddp": True,
             "sharded_data_parallel_degree": 2,
             "sdp_stage": 3,
+            "sdp_param_persistence_threshold": 100000,
             "sdp_gradient_clipping": 0.5,
             "offload_optimizer": True,
         },

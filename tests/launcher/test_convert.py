@@ -305,6 +305,17 @@ def test_misuse_is_told_and_help_explains(tmp_path: Path, capsys: pytest.Capture
     assert "convert FILE" in capsys.readouterr().out
 
 
+def test_yaml_without_pyyaml_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("distributed_type: NO\n")
+    (tmp_path / "config.json").write_text('{"distributed_type": "NO"}')
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["convert", str(tmp_path / "config.yaml")]) == 2
+    assert "pip install pyyaml" in capsys.readouterr().err
+    assert main(["convert", str(tmp_path / "config.json")]) == 0
+
+
 def test_the_example_of_the_page_is_what_the_command_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

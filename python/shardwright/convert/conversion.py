@@ -87,7 +87,9 @@ def convert(
     else:
         plan = plan_alone(Section("", given), ranks)
         rows = list(_rows(plan, DEEPSPEED, given, ""))
-    rows += [Row(key, None, *clipping_told(plan, None)) for key in plan.unsaid]
+    for key, what in plan.unsaid.items():
+        outcome, text = clipping_told(plan, None)
+        rows.append(Row(key, None, outcome, f"{text}: {what}"))
     why = refusal(plan)
     if why is not None:
         rows.append(Row("smp.init", None, Outcome.NO_COUNTERPART, f"the printed keys are refused: {why}"))

@@ -44,8 +44,12 @@ def plan_inline(plan: Plan, given: Section, precision: str) -> None:
     """Add what accelerate's own keys of DeepSpeed say."""
     plan.precision = precision
     _share_stage(plan, _stage(given.whole("zero_stage", 2)))
+    if plan.sharding is Sharding.PARAMETERS and plan.asked_stage == _MOST_STAGE:
+        plan.threshold = _THRESHOLD
     if given.get("gradient_clipping") is None:
-        plan.unsaid["deepspeed_config.gradient_clipping"] = "accelerate lets DeepSpeed clip by 1.0 where it is missing"
+        plan.unsaid["deepspeed_config.gradient_clipping"] = (
+            "accelerate lets DeepSpeed clip by 1.0 where the file does not say it"
+        )
     plan.clipping = given.number("gradient_clipping", 1.0) or None
     plan.accumulation = given.whole("gradient_accumulation_steps", 0, fewest=1) or None
     _offload(plan, given.text("offload_optimizer_device"), given.text("offload_optimizer_nvme_path"))

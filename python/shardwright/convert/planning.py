@@ -144,5 +144,6 @@ def _plan_megatron(plan: Plan, megatron: Section, precision: str) -> None:
     if megatron.get("recompute_activations") is not None:
         plan.checkpoint_attentions = megatron.flag("recompute_activations")
     if megatron.get("gradient_clipping") is None:
-        plan.unsaid["megatron_lm_gradient_clipping"] = "accelerate clips by 1.0 where it is missing"
+        key = "megatron_lm_config.megatron_lm_gradient_clipping"
+        plan.unsaid[key] = "accelerate clips by 1.0 where the file does not say it"
     plan.clipping = megatron.number("gradient_clipping", 1.0) or None
