@@ -208,9 +208,16 @@ def test_what_would_be_lost_in_silence_is_told(
 
 @pytest.mark.parametrize(
     ("strategy", "hosts", "degree", "stage"),
-    [("FULL_SHARD", 2, 8, 3), ("2", 1, 8, 2), ("HYBRID_SHARD", 2, 4, 3), ("HYBRID_SHARD_ZERO2", 4, 2, 2), (4, 2, 4, 3)],
+    [
+        (True, 1, 8, 3),
+        ("FULL_SHARD", 2, 8, 3),
+        ("2", 1, 8, 2),
+        ("HYBRID_SHARD", 2, 4, 3),
+        ("HYBRID_SHARD_ZERO2", 4, 2, 2),
+        (4, 2, 4, 3),
+    ],
 )
-def test_hybrid_sharding_is_within_hosts(strategy: str, hosts: int, degree: int, stage: int) -> None:
+def test_hybrid_sharding_is_within_hosts(strategy: str | int, hosts: int, degree: int, stage: int) -> None:
     plan = convert({**of_fsdp(fsdp_sharding_strategy=strategy), "num_processes": 8, "num_machines": hosts}).plan
     keys = configuration(plan)
     assert (keys["sharded_data_parallel_degree"], keys["sdp_stage"]) == (degree, stage)

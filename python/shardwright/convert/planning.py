@@ -15,6 +15,8 @@ STRATEGIES = {
     "HYBRID_SHARD": (3, True),
     "HYBRID_SHARD_ZERO2": (2, True),
 }
+#: What FSDP 2 calls them, which accelerate takes of FSDP 1 too.
+_FLAGS = {"YES": "FULL_SHARD", "TRUE": "FULL_SHARD", "NO": "SHARD_GRAD_OP", "FALSE": "SHARD_GRAD_OP"}
 ENGINES = {"FSDP": Engine.FSDP, "DEEPSPEED": Engine.DEEPSPEED, "MEGATRON_LM": Engine.MEGATRON}
 #: Devices that are here.
 REPLICATED = ("NO", "MULTI_CPU", "MULTI_GPU")
@@ -105,6 +107,7 @@ def strategy_of(fsdp: Section) -> tuple[int, bool]:
     # `accelerate config` writes the strategy of FSDP 1 by the name of the flag of FSDP 2.
     key = "sharding_strategy" if fsdp.get("sharding_strategy") is not None else "reshard_after_forward"
     name = fsdp.text(key, "FULL_SHARD").upper()
+    name = _FLAGS.get(name, name)
     if name.isdecimal() and 1 <= int(name) <= len(STRATEGIES):
         name = list(STRATEGIES)[int(name) - 1]
     if name not in STRATEGIES:
