@@ -18,6 +18,7 @@ import torch
 
 from shardwright import _core, entry
 from shardwright.communication import ucx_packages
+from shardwright.convert import command as converter
 from shardwright.launcher import command as launcher
 
 
@@ -48,6 +49,10 @@ def _run(given: list[str]) -> tuple[int, str]:
         return launcher.main(given[1:]), ""
     if given[:2] == ["help", "run"]:
         return launcher.main(["--help"]), ""
+    if given[:1] == ["convert"]:
+        return converter.main(given[1:])
+    if given[:2] == ["help", "convert"]:
+        return converter.main(["--help"])
     with _ended_by_interrupts():
         status, output, complaint = _core.command(given, json.dumps(_facts()), ucx_packages())
     if sys.stderr is not None:

@@ -95,7 +95,7 @@ def _read_program(given: dict[str, Any]) -> str | None:
     if not isinstance(path, str) or _core.is_schedule(path):
         return None
     try:
-        text = _text_of(Path(path))
+        text = text_of(Path(path), _MAX_PROGRAM_BYTES)
     except (OSError, ValueError) as error:
         allowed = next(row[2] for row in _core.Config.keys_table() if row[0] == "pipeline")
         why = error.strerror if isinstance(error, OSError) else error
@@ -110,13 +110,18 @@ def _read_program(given: dict[str, Any]) -> str | None:
     return path
 
 
-def _text_of(path: Path) -> str:
-    """Read a regular file; reading a device or a pipe might never end."""
+def text_of(path: Path, most_bytes: int) -> str:
+    """Read a regular file; reading a device or a pipe might never end.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no regular file of at most so many bytes of UTF-8.
+    """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
-    if found.st_size > _MAX_PROGRAM_BYTES:
-        raise ValueError(f"it has {found.st_size:,} bytes; allowed: {_MAX_PROGRAM_BYTES:,}")
+    if found.st_size > most_bytes:
+        raise ValueError(f"it has {found.st_size:,} bytes; allowed: {most_bytes:,}")
     return path.read_text(encoding="utf-8")
 
 

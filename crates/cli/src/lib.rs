@@ -45,6 +45,9 @@ enum Verb {
     /// Run a script as the ranks of a job: run --ranks 2 SCRIPT.
     #[command(disable_help_flag = true)]
     Run(RunArguments),
+    /// Print what a configuration of accelerate or DeepSpeed becomes here: convert FILE.
+    #[command(disable_help_flag = true)]
+    Convert(RunArguments),
     /// Look at what this machine has of what a job needs, and say what to do.
     Doctor(DoctorArguments),
     /// Tell how long a step takes under a schedule, and which rank idles when.
@@ -57,10 +60,10 @@ enum Verb {
     Trace(trace::TraceVerb),
 }
 
-/// What `run` is given, which is torchrun's and the script's to read.
+/// What `run` and `convert` are given, which the Python package reads.
 #[derive(Clone, Debug, Default, Args)]
 pub struct RunArguments {
-    /// Options, the script, and its arguments.
+    /// Options, the script or the file, and arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<OsString>,
 }
@@ -86,10 +89,12 @@ pub fn run<A: Into<OsString> + Clone>(
     let arguments = std::iter::once(name).chain(arguments.into_iter().map(Into::into));
     match Command::try_parse_from(arguments) {
         // The Python package runs it, and asks for all others here.
-        Ok(Command { verb: Verb::Run(_) }) => Finished {
+        Ok(Command {
+            verb: Verb::Run(_) | Verb::Convert(_),
+        }) => Finished {
             status: 2,
             output: String::new(),
-            complaint: "shardwright run is a command of the Python package\n".to_owned(),
+            complaint: "run and convert are commands of the Python package\n".to_owned(),
         },
         Ok(Command {
             verb: Verb::Doctor(arguments),
@@ -146,7 +151,7 @@ mod tests {
     #[test]
     fn help_names_the_verbs() {
         let finished = run_with(&["--help"]);
-        for verb in ["run --ranks 2 SCRIPT", "doctor", "trace"] {
+        for verb in ["run --ranks 2 SCRIPT", "convert FILE", "doctor", "trace"] {
             assert!(finished.output.contains(verb), "{verb}");
         }
         assert!(finished.complaint.is_empty());

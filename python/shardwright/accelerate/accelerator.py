@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, Self
 
 import accelerate
@@ -29,6 +29,7 @@ from shardwright.job.runtime import current_runtime
 from shardwright.model import DistributedModel
 from shardwright.optimizer import DistributedOptimizer, clip_grad_norm_
 from shardwright.optimizer.half_precision import HalfPrecision
+from shardwright.sharded_data_parallel.parameters import ShardedParameters
 
 #: What accelerate would divide, or dispatch, in its own way.
 _OTHER_ENGINES = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config")
@@ -154,8 +155,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
             if not any(one is optimizer for one in self._optimizers):
                 self._optimizers.append(optimizer)
             return optimizer
-        known = {id(parameter) for model in self._models for parameter in model.parameters()}
-        if known and not all(id(one) in known for group in optimizer.param_groups for one in group["params"]):
+        if self._models and foreign(optimizer, self._models):
             raise ConfigError(
                 "accelerator.prepare was given an optimizer with parameters that no prepared model has, since tensor "
                 "parallelism has replaced them or it is of another model: prepare the model first, and create the "
@@ -277,6 +277,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def load_state(self, input_dir: str | None = None, **kwargs: Any) -> None:
         """Load what :meth:`save_state` saved. All ranks call this."""
         load_state(self, input_dir)
+
+
+def foreign(optimizer: torch.optim.Optimizer, models: Iterable[nn.Module]) -> list[torch.Tensor]:
+    """Return the parameters of an optimizer that none of the models has, nor had before it was sharded."""
+    registry = current_runtime().find(ShardedParameters)
+    known = {id(parameter) for model in models for parameter in model.parameters()}
+    given = [one for group in optimizer.param_groups for one in group["params"]]
+    return [one for one in given if id(one if registry is None else registry.now(one)) not in known]
 
 
 def distributed(optimizer: torch.optim.Optimizer) -> Any:

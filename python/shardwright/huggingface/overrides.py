@@ -17,7 +17,7 @@ import transformers
 from accelerate.data_loader import DataLoaderStateMixin
 from torch.utils.data import DataLoader
 
-from shardwright.accelerate.accelerator import distributed
+from shardwright.accelerate.accelerator import distributed, foreign
 from shardwright.accelerate.seat import started
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.huggingface.arguments import as_of_rank
@@ -180,9 +180,7 @@ def distribute_optimizer(trainer: Any) -> None:
     """
     if isinstance(trainer.distributed_optimizer, DistributedOptimizer):
         return
-    known = {id(one) for one in trainer.distributed_model.parameters()}
-    given = [one for group in trainer.optimizer.param_groups for one in group["params"]]
-    others = [tuple(one.shape) for one in given if id(one) not in known]
+    others = [tuple(one.shape) for one in foreign(trainer.optimizer, [trainer.distributed_model])]
     if others and size() > 1:
         raise ConfigError(
             f"the optimizer of {type(trainer).__name__} has {len(others)} parameters that its model does not have, the "
