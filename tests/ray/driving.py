@@ -13,18 +13,19 @@ import ray.data
 import ray.train
 from ray.train.torch import TorchTrainer
 
+from tests.ray import loops
 from tests.ray.plain import rows
 
 CPUS, STORE_BYTES = 4, 100 << 20
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[None]:
+def cluster(folder: Path, cpus: int = CPUS) -> Iterator[None]:
     """A Ray cluster of this process alone, which leaves nothing outside of the folder."""
     ray.init(
         address="local",
         include_dashboard=False,
-        num_cpus=CPUS,
+        num_cpus=cpus,
         object_store_memory=STORE_BYTES,
         _temp_dir=str(folder / "ray"),
     )
@@ -47,8 +48,8 @@ def trainer(
     """A trainer whose storage and whose workers' words are in the folder."""
     (folder / name).mkdir(exist_ok=True)
     return TorchTrainer(
-        loop,
-        train_loop_config={"folder": str(folder / name), **config},
+        loops.run,
+        train_loop_config={"folder": str(folder / name), "loop": loop.__name__, **config},
         scaling_config=ray.train.ScalingConfig(num_workers=workers),
         run_config=ray.train.RunConfig(
             name=name,

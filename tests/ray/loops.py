@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -16,8 +17,16 @@ import shardwright.ray
 import torch
 from torch import nn
 
-from tests.ray.driving import trainer
 from tests.ray.plain import BATCH, EPOCHS, batches, loss_of, module, numbers, optimizer_of
+
+
+def run(config: dict[str, Any]) -> None:
+    """Run the loop of a case, and tell with what it fails."""
+    try:
+        globals()[config["loop"]](config)
+    except Exception as error:
+        told(config, error=type(error).__name__, text=str(error))
+        raise
 
 
 @smp.step
@@ -102,13 +111,6 @@ def by_processes(config: dict[str, Any]) -> None:
         stepped(model, optimizer, batch["row"])
 
 
-def refuse_row_40(batch: dict[str, Any]) -> dict[str, Any]:
-    """What a data set applies to its rows, which fails in the last batch."""
-    if 40 in numbers(torch.tensor(batch["row"])):
-        raise ValueError("row 40 is not liked")
-    return batch
-
-
 class Failing(nn.Module):
     """A layer that fails in the second step."""
 
@@ -132,16 +134,14 @@ def failing(config: dict[str, Any]) -> None:
     layers = nn.Sequential(module(), nn.Linear(1, 16).double(), failing_layer.double(), nn.Linear(16, 1).double())
     model = smp.DistributedModel(layers)
     optimizer = smp.DistributedOptimizer(optimizer_of(model))
-    try:
-        for batch in batches():
-            stepped(model, optimizer, batch)
-    except Exception as error:
-        told(config, error=type(error).__name__, text=str(error))
-        raise
+    for batch in batches():
+        stepped(model, optimizer, batch)
 
 
 def trial(config: dict[str, Any]) -> None:
     """A trial of Tune, which drives a training of its own."""
+    from tests.ray.driving import trainer
+
     trainer(on_tensors, Path(config["folder"]), 2, {"smp": config["smp"]}, name=config["name"]).fit()
 
 
@@ -158,28 +158,27 @@ class FateInSave:
             return
         from shardwright.checkpoints import saving
 
-        write, what = saving.write_part, self._fate["what"]
+        write = saving.write_part
 
         def ended(*given: Any) -> Any:
             found = write(*given)
-            if what == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
             return found
 
-        if what == "killed":
-            saving.write_part = ended
-        else:
-            import resource
+        def on_full_disk(*given: Any) -> Any:
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+            try:
+                return write(*given)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-            self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGXFSZ})
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, self._limits[1]))
+        saving.write_part = ended if self._fate["what"] == "killed" else on_full_disk
+        self._put_back = lambda: setattr(saving, "write_part", write)
 
     def __exit__(self, *_: object) -> None:
-        if self._meets and self._fate["what"] != "killed":
-            import resource
-
-            resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+        if self._meets:
+            self._put_back()
 
 
 def meet_fate(config: dict[str, Any], number: int, first: int) -> None:
@@ -199,8 +198,16 @@ def language_model() -> tuple[Any, Any]:
 
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=64, n_positions=16, n_embd=32, n_layer=4, n_head=2, bos_token_id=1, eos_token_id=1,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        vocab_size=64,
+        n_positions=16,
+        n_embd=32,
+        n_layer=4,
+        n_head=2,
+        bos_token_id=1,
+        eos_token_id=1,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     ids = torch.randint(64, (64, 16), generator=torch.Generator().manual_seed(0))
     return GPT2LMHeadModel(config), [{"input_ids": row, "labels": row} for row in ids]

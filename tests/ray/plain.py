@@ -65,5 +65,8 @@ def apart(losses: Sequence[float], weights: dict[str, Any], given: Iterable[torc
     assert len(losses) == len(plain_losses), f"{len(losses)} losses, plain {len(plain_losses)}"
     assert weights.keys() == plain_weights.keys()
     away = [abs(one - other) for one, other in zip(losses, plain_losses, strict=True)]
-    away += [float((torch.tensor(weights[name], dtype=torch.float64) - value).abs().max()) for name, value in plain_weights.items()]
+    away += [
+        float((torch.tensor(weights[name], dtype=torch.float64) - value).abs().max())
+        for name, value in plain_weights.items()
+    ]
     return max(away)

@@ -27,7 +27,8 @@ def report(
     """Save a checkpoint in the storage of the run, and report it with metrics to Ray Train. All ranks call this.
 
     Each rank writes its part there. Ray hears of the checkpoint when it is complete, so that neither a restart nor
-    ``Result.checkpoint`` ever has half of one. To report metrics only, call ``ray.train.report``.
+    ``Result.checkpoint`` ever has half of one. Once this returns, a restart goes on from it. To report metrics only,
+    call ``ray.train.report``.
 
     Args:
         metrics: The metrics; Ray keeps those of rank 0.
@@ -47,7 +48,7 @@ def report(
     )[0]
     path = storage.build_checkpoint_path_from_name(name)
     save_checkpoint(
-        place_of(storage.storage_filesystem, path), _TAG, model=model, optimizer=optimizer, user_content=user_content
+        _place_of(storage.storage_filesystem, path), _TAG, model=model, optimizer=optimizer, user_content=user_content
     )
     ray.train.report(
         dict(metrics),
@@ -55,6 +56,8 @@ def report(
         checkpoint_dir_name=name,
         checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
     )
+    # Else a worker that dies now would take the report with it, and a restart go on from an older checkpoint.
+    ray.train.get_all_reported_checkpoints(consistency_mode=ray.train.CheckpointConsistencyMode.COMMITTED)
 
 
 def resume(
@@ -78,7 +81,7 @@ def resume(
 
     def newest() -> str | None:
         found = ray.train.get_checkpoint() if is_first else None
-        return None if found is None else place_of(found.filesystem, found.path)
+        return None if found is None else _place_of(found.filesystem, found.path)
 
     # After a report, only the rank that has reported the checkpoint knows of it.
     path = on_all_ranks("shardwright.ray.resume", newest)[0]
@@ -89,7 +92,7 @@ def resume(
     )
 
 
-def place_of(filesystem: Any, path: str) -> str:
+def _place_of(filesystem: Any, path: str) -> str:
     """Return where Ray's storage is, in the words of ``smp.save_checkpoint``.
 
     Raises:
