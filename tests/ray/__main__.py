@@ -30,9 +30,8 @@ def main() -> int:
         found["failed"] += outcome.state != "passed" or bool(outcome.left)
         found["hung"] += outcome.state == "hung"
         found["left_behind"] += len(outcome.left)
-        table.add_row(
-            name, outcome.state, f"{outcome.seconds:.0f}", outcome.said.strip()[-200:], str(outcome.left or "")
-        )
+        said, left = outcome.said.strip()[-200:], ", ".join(outcome.left)
+        table.add_row(name, outcome.state, f"{outcome.seconds:.0f}", said, left)
         print(f"{name}: {outcome.state} after {outcome.seconds:.0f} s: {outcome.said}", file=sys.stderr, flush=True)
         if outcome.state != "passed":
             print(outcome.output[-6000:], file=sys.stderr, flush=True)

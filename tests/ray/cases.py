@@ -33,7 +33,8 @@ def exact(config: dict[str, Any], workers: int) -> Callable[[Path], str]:
     def case(folder: Path) -> str:
         with cluster(folder):
             trainer(loops.on_tensors, folder, workers, {"smp": config}).fit()
-        return [held_to_plain(told(folder, rank)[-1]) for rank in range(workers)][0]
+        said = [held_to_plain(told(folder, rank)[-1]) for rank in range(workers)]
+        return said[0]
 
     return case
 
@@ -72,8 +73,8 @@ def of_data(config: dict[str, Any], workers: int, *, count: int = ROWS, hands_on
         if len(replicas) == 1:  # the order of the rows, as in one process
             assert torch.equal(torch.cat(steps), torch.cat([rows(count)] * EPOCHS))
             assert len(steps) == EPOCHS * -(-count // BATCH)
-        said = [held_to_plain(end, steps) for end in ends][0]
-        return f"{count} rows once in each of {EPOCHS} epochs, {said}"
+        said = [held_to_plain(end, steps) for end in ends]
+        return f"{count} rows once in each of {EPOCHS} epochs, {said[0]}"
 
     return case
 
@@ -160,7 +161,7 @@ def fewer(folder: Path) -> str:
 
 
 def full_disk(folder: Path) -> str:
-    """A disk that is full on one rank: the save fails on both in words, and the checkpoint from before is gone on from."""
+    """A disk that is full on one rank: the save fails on both in words, and the run goes on from the one before."""
     fate = {"what": "full", "rank": 1, "step": 4}
     with cluster(folder):
         failure = failed(trainer(loops.on_tensors, folder, 2, {"smp": PP2, "saves": 2, "in_save": fate}))

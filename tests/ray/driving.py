@@ -17,18 +17,27 @@ from tests.ray import loops
 from tests.ray.plain import rows
 
 CPUS, STORE_BYTES = 4, 100 << 20
+#: How often a cluster may be started in vain.
+STARTS = 5
 
 
 @contextlib.contextmanager
 def cluster(folder: Path, cpus: int = CPUS) -> Iterator[None]:
     """A Ray cluster of this process alone, which leaves nothing outside of the folder."""
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        num_cpus=cpus,
-        object_store_memory=STORE_BYTES,
-        _temp_dir=str(folder / "ray"),
-    )
+    for attempt in range(STARTS):
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                num_cpus=cpus,
+                object_store_memory=STORE_BYTES,
+                _temp_dir=str(folder / "ray"),
+            )
+            break
+        except Exception:  # Ray's own processes have 15 seconds to start, on however slow a machine
+            ray.shutdown()
+            if attempt == STARTS - 1:
+                raise
     try:
         yield
     finally:
