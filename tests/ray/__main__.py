@@ -21,8 +21,9 @@ from tests.ray.running import run
 def main() -> int:
     """Run all, print a table."""
     parser = argparse.ArgumentParser(prog="python -m tests.ray", description=__doc__)
-    parser.add_argument("--only", default="*", help="a pattern of names such as data-*")
-    chosen = [name for name in CASES if fnmatch.fnmatch(name, parser.parse_args().only)]
+    parser.add_argument("--only", default="*", help="patterns of names, with commas, such as data-*,killed")
+    patterns = parser.parse_args().only.split(",")
+    chosen = [name for name in CASES if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     table = Table("case", "outcome", "seconds", "what it says", "left behind")
     found = {"failed": 0, "hung": 0, "left_behind": 0}
     for name in chosen:
