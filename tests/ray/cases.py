@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,8 @@ import torch
 from tests.ray import loops
 from tests.ray.broken import refuse_row_40
 from tests.ray.driving import cluster, data_set, in_order, told, trainer
+from tests.ray.layouts import ANY, DP2, PP2
 from tests.ray.plain import BAR, BATCH, EPOCHS, ROWS, apart, batches, rows
-
-PP2 = {"pipeline_parallel_degree": 2, "microbatches": 2}
-DP2 = {"ddp": True}
-PP2_DP2 = {**PP2, "ddp": True}
-ANY = {"pipeline_parallel_degree": 2, "elastic_degrees": "pipeline_parallel_degree", "microbatches": 2, "ddp": True}
 
 
 def held_to_plain(end: dict[str, Any], given: list[torch.Tensor] | None = None) -> str:
@@ -29,54 +24,47 @@ def held_to_plain(end: dict[str, Any], given: list[torch.Tensor] | None = None) 
     return f"within {away:.1e}"
 
 
-def exact(config: dict[str, Any], workers: int) -> Callable[[Path], str]:
-    def case(folder: Path) -> str:
-        with cluster(folder):
-            trainer(loops.on_tensors, folder, workers, {"smp": config}).fit()
-        said = [held_to_plain(told(folder, rank)[-1]) for rank in range(workers)]
-        return said[0]
-
-    return case
+def exact(folder: Path, config: dict[str, Any], workers: int) -> str:
+    with cluster(folder):
+        trainer(loops.on_tensors, folder, workers, {"smp": config}).fit()
+    said = [held_to_plain(told(folder, rank)[-1]) for rank in range(workers)]
+    return said[0]
 
 
-def of_data(config: dict[str, Any], workers: int, *, count: int = ROWS, hands_on: bool = True) -> Callable[[Path], str]:
+def of_data(folder: Path, config: dict[str, Any], workers: int, *, count: int = ROWS, hands_on: bool = True) -> str:
     """Each row is trained on once in each epoch by some replica, and all ranks of a replica have the same."""
-
-    def case(folder: Path) -> str:
-        division = shardwright.ray.DataConfig(config, hands_on=hands_on, execution_options=in_order())
-        with cluster(folder):
-            trainer(
-                loops.on_data,
-                folder,
-                workers,
-                {"smp": config},
-                datasets={"train": data_set(count)},
-                dataset_config=division,
-            ).fit()
-        ends = [told(folder, rank)[-1] for rank in range(workers)]
-        replicas: dict[int, Any] = {end["dp"]: end["seen"] for end in ends if end["pp"] == 0}
-        for end in ends:
-            if end["pp"] == 0 or hands_on:
-                assert end["seen"] == replicas[end["dp"]], "ranks of a pipeline have different rows"
-            else:
-                assert [len(epoch) for epoch in end["seen"]] == [len(epoch) for epoch in replicas[end["dp"]]]
-                assert all(batch is None for epoch in end["seen"] for batch in epoch)
-        scale = count / ROWS  # rows tell their numbers of so many
-        for epoch in range(EPOCHS):
-            taken = sorted(row for seen in replicas.values() for batch in seen[epoch] for row in batch)
-            assert [round(one * scale) for one in taken] == list(range(count)), taken
-        steps = [
-            torch.cat([rows(count)[[round(one * scale) for one in seen[epoch][step]]] for seen in replicas.values()])
-            for epoch in range(EPOCHS)
-            for step in range(len(replicas[0][epoch]))
-        ]
-        if len(replicas) == 1:  # the order of the rows, as in one process
-            assert torch.equal(torch.cat(steps), torch.cat([rows(count)] * EPOCHS))
-            assert len(steps) == EPOCHS * -(-count // BATCH)
-        said = [held_to_plain(end, steps) for end in ends]
-        return f"{count} rows once in each of {EPOCHS} epochs, {said[0]}"
-
-    return case
+    division = shardwright.ray.DataConfig(config, hands_on=hands_on, execution_options=in_order())
+    with cluster(folder):
+        trainer(
+            loops.on_data,
+            folder,
+            workers,
+            {"smp": config},
+            datasets={"train": data_set(count)},
+            dataset_config=division,
+        ).fit()
+    ends = [told(folder, rank)[-1] for rank in range(workers)]
+    replicas: dict[int, Any] = {end["dp"]: end["seen"] for end in ends if end["pp"] == 0}
+    for end in ends:
+        if end["pp"] == 0 or hands_on:
+            assert end["seen"] == replicas[end["dp"]], "ranks of a pipeline have different rows"
+        else:
+            assert [len(epoch) for epoch in end["seen"]] == [len(epoch) for epoch in replicas[end["dp"]]]
+            assert all(batch is None for epoch in end["seen"] for batch in epoch)
+    scale = count / ROWS  # rows tell their numbers of so many
+    for epoch in range(EPOCHS):
+        taken = sorted(row for seen in replicas.values() for batch in seen[epoch] for row in batch)
+        assert [round(one * scale) for one in taken] == list(range(count)), taken
+    steps = [
+        torch.cat([rows(count)[[round(one * scale) for one in seen[epoch][step]]] for seen in replicas.values()])
+        for epoch in range(EPOCHS)
+        for step in range(len(replicas[0][epoch]))
+    ]
+    if len(replicas) == 1:  # the order of the rows, as in one process
+        assert torch.equal(torch.cat(steps), torch.cat([rows(count)] * EPOCHS))
+        assert len(steps) == EPOCHS * -(-count // BATCH)
+    said = [held_to_plain(end, steps) for end in ends]
+    return f"{count} rows once in each of {EPOCHS} epochs, {said[0]}"
 
 
 def plain_shard(folder: Path) -> str:
@@ -111,41 +99,33 @@ def data_fails(folder: Path) -> str:
     return "both ranks have told it"
 
 
-def resumed(before: int, after: int) -> Callable[[Path], str]:
+def resumed(folder: Path, before: int, after: int) -> str:
     """A run that ends early goes on in another one of the same name, with other workers."""
-
-    def case(folder: Path) -> str:
-        config = {"smp": ANY, "saves": 2}
-        with cluster(folder):
-            first = trainer(loops.on_tensors, folder, before, {**config, "steps": 5}).fit()
-        assert first.checkpoint is not None
-        with cluster(folder):
-            last = trainer(loops.on_tensors, folder, after, config).fit()
-        starts = [line for line in told(folder) if "first" in line]
-        assert [(one["first"], one["ranks"]) for one in starts] == [(0, before), (4, after)], starts
-        assert last.checkpoint.path != first.checkpoint.path
-        return f"from step 4, {held_to_plain(told(folder)[-1])}"
-
-    return case
+    config = {"smp": ANY, "saves": 2}
+    with cluster(folder):
+        first = trainer(loops.on_tensors, folder, before, {**config, "steps": 5}).fit()
+    assert first.checkpoint is not None
+    with cluster(folder):
+        last = trainer(loops.on_tensors, folder, after, config).fit()
+    starts = [line for line in told(folder) if "first" in line]
+    assert [(one["first"], one["ranks"]) for one in starts] == [(0, before), (4, after)], starts
+    assert last.checkpoint.path != first.checkpoint.path
+    return f"from step 4, {held_to_plain(told(folder)[-1])}"
 
 
-def ended(**fate: Any) -> Callable[[Path], str]:
+def ended(folder: Path, **fate: Any) -> str:
     """A worker is killed; Ray starts all anew, and they go on from the newest complete checkpoint."""
-
-    def case(folder: Path) -> str:
-        with cluster(folder):
-            result = trainer(loops.on_tensors, folder, 2, {"smp": PP2, "saves": 2, **fate}, failures=1).fit()
-        starts = [line["first"] for line in told(folder) if "first" in line]
-        expected = 2 if "in_save" in fate else 4  # what was complete
-        assert starts == [0, expected], starts
-        complete = {Path(one.path).name for one, _ in result.best_checkpoints}
-        storage = folder / "storage" / "run"
-        torn = [each for each in storage.glob("checkpoint_*") if not (each / "shardwright_partial").is_dir()]
-        assert not complete & {each.name for each in torn}
-        assert len(torn) == ("in_save" in fate), torn
-        return f"from step {expected}, {held_to_plain(told(folder)[-1])}"
-
-    return case
+    with cluster(folder):
+        result = trainer(loops.on_tensors, folder, 2, {"smp": PP2, "saves": 2, **fate}, failures=1).fit()
+    starts = [line["first"] for line in told(folder) if "first" in line]
+    expected = 2 if "in_save" in fate else 4  # what was complete
+    assert starts == [0, expected], starts
+    complete = {Path(one.path).name for one, _ in result.best_checkpoints}
+    storage = folder / "storage" / "run"
+    torn = [each for each in storage.glob("checkpoint_*") if not (each / "shardwright_partial").is_dir()]
+    assert not complete & {each.name for each in torn}
+    assert len(torn) == ("in_save" in fate), torn
+    return f"from step {expected}, {held_to_plain(told(folder)[-1])}"
 
 
 def fewer(folder: Path) -> str:
