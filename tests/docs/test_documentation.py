@@ -43,6 +43,10 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     outputs_of_ranks(script, ranks=int(ranks), folder=tmp_path, environment=environment)
 
 
+def test_pages_that_are_run_elsewhere_are_those_of_make_test_ray() -> None:
+    assert [name_of(page) for page in PAGES if RUN_BY.search(page.read_text())] == ["docs/guide/ray.md"]
+
+
 def test_the_readme_runs_as_it_says(tmp_path: Path) -> None:
     """Its script, by its command; the other pages' are forked."""
     readme = (ROOT / "README.md").read_text()

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import ray.data
 import ray.train
 
 from shardwright import _core
