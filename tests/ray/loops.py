@@ -70,6 +70,9 @@ def on_tensors(config: dict[str, Any]) -> None:
         if content is not None:
             first, losses = content["step"], content["losses"]
     told(config, first=first, ranks=smp.size())
+    beside = config.get("beside")
+    while beside is not None and not Path(beside).exists():
+        time.sleep(0.05)  # until another training has begun, which would wait in vain if they ran in turn
     every = batches()[: config.get("steps")]
     for number, whole in enumerate(every):
         if number < first:
@@ -142,7 +145,9 @@ def trial(config: dict[str, Any]) -> None:
     """A trial of Tune, which drives a training of its own."""
     from tests.ray.driving import trainer
 
-    trainer(on_tensors, Path(config["folder"]), 2, {"smp": config["smp"]}, name=config["name"]).fit()
+    folder, name = Path(config["folder"]), config["name"]
+    other = folder / ("two" if name == "one" else "one") / "rank0.jsonl"
+    trainer(on_tensors, folder, 2, {"smp": config["smp"], "beside": str(other)}, name=name).fit()
 
 
 class FateInSave:
