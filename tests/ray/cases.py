@@ -89,9 +89,9 @@ def other_division(folder: Path) -> str:
 
 def data_fails(folder: Path) -> str:
     """An error of the data set reaches all ranks of the pipeline."""
-    broken = data_set(ROWS).map_batches(refuse_row_40, batch_size=6)
     division = shardwright.ray.DataConfig(PP2)
     with cluster(folder):
+        broken = data_set(ROWS).map_batches(refuse_row_40, batch_size=6)
         failure = failed(
             trainer(loops.on_data, folder, 2, {"smp": PP2}, datasets={"train": broken}, dataset_config=division)
         )
