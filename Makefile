@@ -18,6 +18,7 @@ GPU_PACK := target/gpu-pack
 BENCH_VENV := $(CURDIR)/.cache/bench-communication
 SITE_VENV := $(CURDIR)/.cache/site
 STACKS_VENV := $(CURDIR)/.cache/stacks
+RAY_VENV := $(CURDIR)/.cache/ray
 
 # The extension is built against the environment's own Python and without libpython; tests and lints are built the same
 # way, so nothing builds twice.
@@ -32,7 +33,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all test-torn test-elastic trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stacks stress gpu-test gpu-pack gpu-day gpu-rehearse wheel docs site stub lock clean first-minutes
+.PHONY: help setup build optimised train test test-all test-torn test-elastic test-ray trainers mutants check-concurrency test-rust test-python parity parity-tp parity-memory test-checkpoint programs zoo zoo-schedules convergence t5-11b delayed-30b paper lint fuzz format test-compat compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace bench-checkpoint timeline rehearse faults attack soak stacks stress gpu-test gpu-pack gpu-day gpu-rehearse wheel docs site stub lock clean first-minutes
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +110,13 @@ stacks: setup $(STACKS_VENV)/.complete ## train by the trainers of TRL over rank
 
 $(STACKS_VENV)/.complete: requirements/stacks.txt tools/environment.sh
 	@tools/environment.sh $(STACKS_VENV) $<
+	@touch $@
+
+test-ray: setup $(RAY_VENV)/.complete ## train by Ray Train over ranks, with its data sets, storage, kills and Tune; ARGS="--only PATTERN"
+	@$(RAY_VENV)/bin/python -m tests.ray $(ARGS)
+
+$(RAY_VENV)/.complete: requirements/ray.txt tools/environment.sh
+	@tools/environment.sh $(RAY_VENV) $<
 	@touch $@
 
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another

@@ -20,6 +20,7 @@ smartquotes = False
 autodoc_typehints = "signature"
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["ray"]  # which has an environment of its own
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 

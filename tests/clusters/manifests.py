@@ -12,6 +12,7 @@ from .running import RECIPES
 KINDS = {
     "jobset.yaml": ("JobSet", "jobset.sigs.k8s.io/jobset-name"),
     "pytorchjob.yaml": ("PyTorchJob", "training.kubeflow.org/job-name"),
+    "trainjob.yaml": ("TrainJob", "jobset.sigs.k8s.io/jobset-name"),
 }
 NAMES = sorted(KINDS)
 
@@ -34,6 +35,9 @@ def hosts(name: str) -> list[tuple[int, dict[str, Any]]]:
             (one["replicas"] * one["template"]["spec"]["completions"], one["template"]["spec"]["template"]["spec"])
             for one in spec["replicatedJobs"]
         ]
+    if name == "trainjob.yaml":
+        (described,) = documents(name)["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+        return [(spec["trainer"]["numNodes"], described["template"]["spec"]["template"]["spec"])]
     replicas = spec["pytorchReplicaSpecs"]
     return [(replicas[role]["replicas"], replicas[role]["template"]["spec"]) for role in ("Master", "Worker")]
 
@@ -55,6 +59,16 @@ def variables_of_the_controller(name: str, host: int, address: str, port: int) -
     """Return what the controller of a job sets in the pod of a host."""
     if name == "jobset.yaml":
         return {"JOB_COMPLETION_INDEX": str(host)}
+    if name == "trainjob.yaml":
+        trainer = job(name)["spec"]["trainer"]
+        return {
+            "JOB_COMPLETION_INDEX": str(host),
+            "PET_NNODES": str(trainer["numNodes"]),
+            "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+            "PET_NODE_RANK": str(host),
+            "PET_MASTER_ADDR": address,
+            "PET_MASTER_PORT": str(port),
+        }
     pods, ranks = number_of_hosts(name), job(name)["spec"]["nprocPerNode"]
     return {
         "MASTER_ADDR": address,

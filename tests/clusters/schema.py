@@ -1,7 +1,7 @@
 """Checks documents against `schemas.json`: all fields of the types that the manifests use.
 
-The fields are those of the API models of Kubeflow Trainer 2.3 (JobSet) and Training Operator 1.9, and of Kubernetes
-1.37. A type is its name, ``list`` or ``map`` and a type, or the type of a single value.
+The fields are those of the API models of Kubeflow Trainer 2.3 (TrainJob, JobSet) and Training Operator 1.9, and of
+Kubernetes 1.37. A type is its name, ``list`` or ``map`` and a type, or the type of a single value.
 """
 
 from __future__ import annotations

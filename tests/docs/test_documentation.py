@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 JOB = re.compile(r"<!-- ranks: (\d+), pipeline_parallel_degree: (\d+) -->")
+#: Says of a page that its code needs an environment of its own, in which this command runs it.
+RUN_BY = re.compile(r"<!-- run by: make test-ray -->")
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 
@@ -24,7 +26,12 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if CODE.search(page.read_text())], ids=name_of)
+def is_run_here(page: Path) -> bool:
+    text = page.read_text()
+    return bool(CODE.search(text)) and not RUN_BY.search(text)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if is_run_here(page)], ids=name_of)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text()
     job = JOB.search(text)
@@ -34,6 +41,10 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script.write_text("\n\n".join(CODE.findall(text)))
     environment = {"SM_HP_MP_PARAMETERS": json.dumps({"pipeline_parallel_degree": int(degree)})}
     outputs_of_ranks(script, ranks=int(ranks), folder=tmp_path, environment=environment)
+
+
+def test_pages_that_are_run_elsewhere_are_those_of_make_test_ray() -> None:
+    assert [name_of(page) for page in PAGES if RUN_BY.search(page.read_text())] == ["docs/guide/ray.md"]
 
 
 def test_the_readme_runs_as_it_says(tmp_path: Path) -> None:

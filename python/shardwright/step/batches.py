@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ _FIRST_CALLS = 3
 _LATER_CALLS = 100
 #: The approximate number of values of a tensor in its checksum, evenly spaced.
 _VALUES = 1024
+#: What divides data sets of Ray, whose shards are those of processes.
+_OF_RAY = ". With Ray Data, give the TorchTrainer dataset_config=shardwright.ray.DataConfig(config of smp.init)"
 
 
 def is_compared(call: int) -> bool:
@@ -66,12 +69,13 @@ def warn_of_others(runtime: Runtime, step: StepFunction[..., Any], ours: Fingerp
     runtime.logger.warning(
         "step %d (%s): %s differs on rank %d from that on rank %d, the first of its pipeline, whose batch alone is "
         "trained on. Ranks of a pipeline have to be given the same batch, or None: divide data by smp.dp_rank() of "
-        "smp.dp_size(), as smp.DistributedSampler does, and not by processes; seed every rank alike",
+        "smp.dp_size(), as smp.DistributedSampler does, and not by processes; seed every rank alike%s",
         runtime.step.number,
         step.name,
         " and ".join(others),
         runtime.place.rank,
         runtime.place.pp_ranks[0],
+        _OF_RAY if "ray.train" in sys.modules else "",
     )
 
 
