@@ -133,6 +133,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module like any ``nn.Module``; call the wrapped module directly if that gives the same result."""
         self._updates.check_whole("a call of the model")
+        if self.placement.post_partition_hooks and self._runtime.place.pp_size == 1 and not self._runtime.step.running:
+            self.placement.run_late_hooks()
         if self._passes_on and not (
             self._forward_hooks
             or self._forward_pre_hooks
@@ -326,7 +328,10 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         return self.module
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
-        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward pass."""
+        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward pass.
+
+        If it is already, or is whole on this rank, the hook runs at the beginning of the next step.
+        """
         return self.placement.post_partition_hooks.register(hook)
 
     def register_post_step_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:

@@ -24,6 +24,7 @@ from shardwright.execution.locations import module_locations
 from shardwright.execution.stateful import StatefulModules
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
+from shardwright.execution.untraced import UntracedState
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.half_precision import accumulate_in_float32
@@ -88,6 +89,8 @@ class Placement:
         self._undelivered: tuple[Decision, int] | None = None
         #: State that the modules on this rank keep; None before the model is divided over ranks.
         self.kept: StatefulModules | None = None
+        #: What the modules hold where this rank runs all of them; None in a pipeline.
+        self.untraced: UntracedState | None = None
         if runtime.place.pp_size > 1:
             sync_batch_norm.refuse_other_groups(module, runtime.place.dp_ranks, runtime.place.device)
             for name, part in module.named_modules():
@@ -134,6 +137,9 @@ class Placement:
         self._seed_calls(self._modules)
         self.replicas.join_group()
         self.shard()
+        place = self.runtime.place
+        is_whole = not (place.shards_parameters or place.shards_optimizer_state)
+        self.untraced = UntracedState(self.module, keeps_parameters=is_whole)
         self._finish()
 
     def partition(self, call: Callable[[], Any]) -> None:
@@ -245,7 +251,7 @@ class Placement:
         self.replicas.join_group()
         self._finish()
         if runtime.step.running and self.kept is not None:  # parameters and buffers have their values now
-            self.buffers.save(self.owned_tensors()[1])
+            self.buffers.save(self.owned_buffers())
             self.kept.begin_step()
 
     def _widen_gradients(self) -> None:
@@ -327,6 +333,11 @@ class Placement:
         intercept_marked(module for _, module in self.local_named_modules())
         self.deferred_loads.forget()  # hooks load them
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
+
+    def run_late_hooks(self) -> None:
+        """Run the hooks that were registered after the model was placed, before the tasks of a step."""
+        if self.post_partition_hooks and self.partitioned:
+            self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
     def wait_until_placed(self, task: RunningTask) -> None:
         """Wait, on a worker of a peer, until the main thread has applied the decision.
