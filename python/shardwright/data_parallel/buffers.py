@@ -172,7 +172,7 @@ def broadcast(tensors: Sequence[torch.Tensor], source: int, collectives: Collect
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def _stand_in(spec: Spec) -> torch.Tensor:

@@ -66,6 +66,12 @@ def all_untraced(placements: Iterable[Placed]) -> list[UntracedState]:
     return [placement.untraced for placement in placements if placement.untraced is not None]
 
 
+def all_states(placements: Iterable[Placed]) -> list[StatefulModules | UntracedState]:
+    """Return what is told of the beginning and the end of each step."""
+    placements = list(placements)
+    return [*all_kept(placements), *all_untraced(placements)]
+
+
 def needs_one_at_a_time(runtime: Runtime) -> bool:
     """Return whether microbatches must run one after another, as far as this rank knows before a step.
 

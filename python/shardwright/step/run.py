@@ -21,7 +21,7 @@ from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import finish
 from shardwright.execution.serve import root_frame
-from shardwright.execution.state_order import StateOrder, all_kept, all_untraced, check_attributes, needs_one_at_a_time
+from shardwright.execution.state_order import StateOrder, all_kept, all_states, check_attributes, needs_one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
@@ -129,7 +129,7 @@ def _run_once(
             placement.run_late_hooks()
         transaction.begin()
         runtime[Turn].attributes.begin_step()
-        for state in (*all_kept(placements), *all_untraced(placements)):
+        for state in all_states(placements):
             state.begin_step()
         runtime.add(StepWeights(runtime.place.rank, runtime.step.num_microbatches))
         runtime[_core.Sites].begin_step(runtime.step.number, step.name, predicts=predicts)
@@ -164,7 +164,7 @@ def _run_once(
             placement.shard()
     runtime.step.end()
     runtime[StateOrder].end_step(runtime)
-    for state in (*all_kept(placements), *all_untraced(placements)):
+    for state in all_states(placements):
         state.end_step()
     runtime[Scheduling].end_step(runtime)
     runtime[Announcement].end_step()
@@ -223,8 +223,6 @@ def _prepare(
     runtime.step.committing = True
     divisor = agreed_divisor(runtime, taking_part, hooked=transaction.is_hooked)
     transaction.end_tasks()
-    for state in all_untraced(placements):
-        state.end_tasks()
     check_left_out(runtime, placements, taking_part)  # before earlier gradients are added to those of this step
     for placement in taking_part:
         placement.replicas.check_gradients()
