@@ -91,7 +91,8 @@ def check_differing(how, between_steps):
             train(model, inputs)
     module[0].how = ""
     if between_steps and smp.rank() == 1:
-        module[0].last, module[0].grown = None, torch.zeros(2, dtype=torch.float64)
+        module[0].last = None
+        module[0].register_buffer("grown", torch.zeros(2, dtype=torch.float64))
     assert train(model, inputs).reduce_mean().item() == loss
     if how != "gone":
         module[0].how = how  # alike on both

@@ -221,7 +221,7 @@ def main():
     for kind in KINDS:
         for succeeded_before in (0, 2):
             check(kind, succeeded_before)
-    for what in ("weight", "large"):
+    for what in ("weight", "large") if smp.size() == 1 else ():  # others may be stopped before they write
         check_late(what)
     print(f"put back {len(KINDS)} kinds")
 
