@@ -64,6 +64,11 @@ class UntracedState:
         self._filled: list[dict[str, Any]] = []
         self._members: list[Any] = []
         self._copies: list[dict[str, Any]] = []
+        #: The tables of buffers and the names of those that are not saved, and copies of those that hold something.
+        self._buffer_tables: list[dict[str, Any]] = []
+        self._buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._name_sets: list[set[str]] = []
+        self._not_saved: list[tuple[set[str], set[str]]] = []
         #: By the number of a module, those of its attributes that lead to state.
         self._roots: dict[int, dict[str, Any]] = {}
         self._is_stale = True
@@ -77,21 +82,18 @@ class UntracedState:
         self._written: list[nn.Parameter] = []
         self._values: list[tuple[nn.Parameter, torch.Tensor]] = []
 
-    def listed(self) -> list[nn.Module]:
-        """Return the modules that there are now, except scripted ones, whose attributes are not in Python."""
-        if self._has_other_members():
-            self._list()
-        return self._modules
-
     def begin_step(self) -> None:
         """Record what the step may change."""
-        self.listed()
+        if self._has_other_members():
+            self._list()
         changed = self._changed()
         self._attributes = list(map(dict.copy, self._held))
         for number in self._slotted:
             self._attributes[number] = dict(attributes_of(self._modules[number]))
         self._kinds = list(map(type, self._modules))
         self._copies = list(map(dict.copy, self._filled))
+        self._buffers = [(table, table.copy()) for table in self._buffer_tables if table]
+        self._not_saved = [(names, names.copy()) for names in self._name_sets if names]
         for number in changed:
             self._look_at(number)
         if not self._is_stale:
@@ -126,12 +128,14 @@ class UntracedState:
             return []
         self._has_begun = False
         lost = self._lost()
-        for table, before in zip(self._filled, self._copies, strict=True):
-            restore_dict(table, before)
-        filled = set(map(id, self._filled))
-        for table in self._tables:
-            if table and id(table) not in filled:
-                table.clear()
+        wanted = {id(table): before for table, before in zip(self._filled, self._copies, strict=True)}
+        wanted.update((id(table), before) for table, before in self._buffers)
+        for table in (*self._tables, *self._buffer_tables):
+            restore_dict(table, wanted.get(id(table), {}))
+        not_saved = {id(names): before for names, before in self._not_saved}
+        for names in self._name_sets:
+            names.clear()
+            names.update(not_saved.get(id(names), ()))
         for module, own, before, kind in zip(self._modules, self._held, self._attributes, self._kinds, strict=True):
             _put_back(module, own, before, kind)
         cells = [part.copy for part in self._parts if isinstance(part, _Container) and part.copy is not None]
@@ -163,6 +167,8 @@ class UntracedState:
         self._tables = [held["_modules"] for held in self._held]
         if self._keeps_parameters:
             self._tables += [held["_parameters"] for held in self._held]
+        self._buffer_tables = [held["_buffers"] for held in self._held]
+        self._name_sets = [held["_non_persistent_buffers_set"] for held in self._held]
         self._filled = [table for table in self._tables if table]
         self._size = sum(map(len, self._tables))
         self._members = list(chain.from_iterable(map(dict.values, self._filled)))
@@ -226,6 +232,8 @@ class UntracedState:
 
     def _newly_written(self) -> list[nn.Parameter]:
         if not self._keeps_parameters:
+            return []
+        if [weight._version for weight in self._weights] == self._versions:
             return []
         known = set(map(id, self._written))
         pairs = zip(self._weights, self._versions, strict=True)

@@ -78,8 +78,7 @@ class StepTransaction:
                         self._sharded[id(parameter)] = is_owner
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                     hooked.append(parameter)
-            untraced = placement.untraced
-            placement.buffers.save(buffers, () if untraced is None else untraced.listed())
+            placement.buffers.save(buffers)
         self._random = process.random_state()
         # Dividing a model changes its attributes permanently.
         divided = [one for one in self._placements if self._has_attributes and one.partitioned]
