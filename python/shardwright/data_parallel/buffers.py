@@ -130,7 +130,7 @@ def check_alike(specs: list[Spec], source: int, collectives: Collectives, device
     length = torch.tensor([len(text)], dtype=torch.int64, device=device)
     _receive(length, source, collectives)
     theirs = torch.zeros(int(length), dtype=torch.uint8, device=device)
-    if collectives.own_rank == source:
+    if text and collectives.own_rank == source:  # a rank may hold none
         theirs.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
     _receive(theirs, source, collectives)
     there, here = bytes(theirs.tolist()).decode().splitlines(), text.decode().splitlines()
