@@ -17,7 +17,8 @@ import torch
 
 #: Bytes and arrays that are larger are neither copied nor compared at every task.
 MAX_BYTES = 64 << 10
-_SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+#: Types whose values hold nothing that can change.
+SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 class Kind(NamedTuple):
@@ -59,7 +60,7 @@ class Frozen:
 def is_same(one: Any, other: Any) -> bool:
     """Whether two values are identical: the same object, or equal numbers or strings."""
     kind = type(one)
-    return one is other or (kind is type(other) and (kind in _SIMPLE or kind is Frozen) and bool(one == other))
+    return one is other or (kind is type(other) and (kind in SIMPLE or kind is Frozen) and bool(one == other))
 
 
 def are_same(some: list[Any], others: list[Any]) -> bool:

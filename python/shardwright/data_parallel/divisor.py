@@ -25,6 +25,8 @@ SentBuckets = Mapping[int, tuple[int, ...]]
 #: By the id of a model, who takes part in the reduction of gradients over each group, which divided parameters do, and
 #: how that changed last.
 Trained = Mapping[int, tuple[tuple[str, str, str], str]]
+#: By the id of a model, which buffers the first replica sends to the others, over each group, and their last change.
+Buffers = Mapping[int, tuple[tuple[str, str], str]]
 
 
 class _Reduced(Protocol):
@@ -35,6 +37,9 @@ class _Reduced(Protocol):
 
     @property
     def trained(self) -> tuple[tuple[str, str, str], str]: ...
+
+    @property
+    def buffers(self) -> tuple[tuple[str, str], str]: ...
 
 
 class ReducedModel(Protocol):
@@ -73,6 +78,7 @@ class Note(NamedTuple):
         total: The sum of its weights.
         sent: Which gradients it has sent during backward.
         trained: Whose gradients it reduces.
+        buffers: Which buffers it has.
         hooked: Whether parameters have hooks.
     """
 
@@ -80,6 +86,7 @@ class Note(NamedTuple):
     total: float
     sent: SentBuckets
     trained: Trained
+    buffers: Buffers
     hooked: bool = False
 
 
@@ -92,14 +99,17 @@ def agreed_divisor(runtime: Runtime, models: Sequence[ReducedModel], *, hooked: 
         hooked: Whether parameters have hooks on this rank.
 
     Raises:
-        ShardwrightError: Some of the replicas gave weights, and others did not, or they train different parameters.
+        ShardwrightError: Some of the replicas gave weights, and others did not, or they train different parameters
+            or have different buffers.
     """
     own = runtime[StepWeights].total
     if runtime[ReplicaCollectives].dp is None or not torch.is_grad_enabled():
         return Divisor(runtime.step.num_microbatches, False, {}) if own is None else Divisor(own or 1.0, True, {})
     sent = {one.model_id: numbers for one in models if any(numbers := one.replicas.sent_buckets)}
     trained = {one.model_id: one.replicas.trained for one in models}
-    notes = exchange(runtime, Note(_UNWEIGHTED if own is None else _WEIGHTED, own or 0.0, sent, trained, hooked))
+    buffers = {one.model_id: one.replicas.buffers for one in models}
+    kind = _UNWEIGHTED if own is None else _WEIGHTED
+    notes = exchange(runtime, Note(kind, own or 0.0, sent, trained, buffers, hooked))
     all_sent = {rank: note.sent for rank, note in notes.items()}
     is_hooked = any(note.hooked for note in notes.values())
     present = [rank for rank, note in notes.items() if note.kind != _ABSENT]
@@ -116,22 +126,25 @@ def agreed_divisor(runtime: Runtime, models: Sequence[ReducedModel], *, hooked: 
     return Divisor(total / len(notes) or 1.0, True, all_sent, is_hooked)
 
 
-def exchange(runtime: Runtime, own: Note | None = None, trained: Trained | None = None) -> dict[int, Note]:
+def exchange(
+    runtime: Runtime, own: Note | None = None, trained: Trained | None = None, buffers: Buffers | None = None
+) -> dict[int, Note]:
     """Tell the data-parallel ranks this rank's note, or that it has no batch; returns those of all, by rank.
 
     By messages and not by a collective, whose place among those that backward has begun would differ from rank to rank.
 
     Raises:
-        ShardwrightError: Ranks have different owners of parameters, to whom gradients are to be reduced, or train
-            different parameters.
+        ShardwrightError: Ranks have different owners of parameters, to whom gradients are to be reduced, train
+            different parameters, or have different buffers to broadcast.
     """
     digests = runtime[ParameterShards].digests
-    note = Note(_ABSENT, 0.0, {}, trained or {}) if own is None else own
+    note = Note(_ABSENT, 0.0, {}, trained or {}, buffers or {}) if own is None else own
     said = exchange_in_step(runtime, runtime.place.other_roots(), _CHANNEL, (digests, *note))
     said[runtime.place.rank] = (digests, *note)
     check_digests(runtime, {rank: theirs for rank, (theirs, *_) in said.items()})
     notes = {rank: Note(*said[rank][1:]) for rank in runtime.place.dp_ranks}
     _check_trained(runtime, {rank: each.trained for rank, each in notes.items()})
+    _check_buffers(runtime, {rank: each.buffers for rank, each in notes.items()})
     return notes
 
 
@@ -150,6 +163,25 @@ def _check_trained(runtime: Runtime, trained: Mapping[int, Trained]) -> None:
                     f"first pass of an accumulation to the optimizer's step, and those of model {model} differ between "
                     f"rank {place.rank} and ranks {others}. Last trained: {told or 'as at first'}. Freeze, unfreeze "
                     "and replace parameters on all ranks alike"
+                )
+
+
+def _check_buffers(runtime: Runtime, buffers: Mapping[int, Buffers]) -> None:
+    """Check that all ranks that hold the same buffers of a model, or parts of them, have the same ones."""
+    place = runtime.place
+    for model in buffers[place.rank]:
+        for number, ranks in enumerate((place.dp_ranks, place.rdp_ranks)):
+            own = buffers[place.rank][model][0][number]
+            others = [rank for rank in ranks if model in buffers[rank] and buffers[rank][model][0][number] != own]
+            if others:
+                changes = {rank: buffers[rank][model][1] for rank in ranks if model in buffers[rank]}
+                told = "; ".join(f"on rank {rank} {text}" for rank, text in changes.items() if text)
+                raise ShardwrightError(
+                    f"step {runtime.step.number}: the first data-parallel rank sends its buffers to the others before "
+                    f"each training step, so all of them have to have the same ones, and those of model {model} differ "
+                    f"between rank {place.rank} and ranks {others}. Last changed: {told or 'as at first'}. Register "
+                    "and set buffers on all ranks alike, with the same shapes and dtypes, or wrap the model with "
+                    "broadcast_buffers=False"
                 )
 
 

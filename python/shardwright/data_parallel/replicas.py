@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from shardwright.data_parallel.collectives import CHUNK_BYTES, Collectives, ReplicaCollectives
+from shardwright.data_parallel.buffers import SharedBuffers, broadcast, check_alike, refuse_unsendable, spec_of
+from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.divisor import Divisor, exchange
 from shardwright.data_parallel.participants import ModelPart
 from shardwright.data_parallel.reducer import Reducer
@@ -39,12 +40,16 @@ class Replicas:
         #: Parameters with sparse gradients, over DP_GROUP and over RDP_GROUP.
         self._sparse: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
         self._taking_part = TakingPart(placement)
+        self._shared_buffers = SharedBuffers(placement)
         self._passes = 0
         self._average: bool = options["average_grads_across_microbatches"]
         #: Who still has batches, inside ``model.join()``.
         self.join_state: JoinState | None = None
         #: Whether means are over the whole group, also when some of its ranks have no batches left.
         self.divides_by_group = True
+        if len(placement.runtime.place.dp_ranks) > 1:
+            for name, buffer in placement.module.named_buffers():
+                refuse_unsendable("buffer", name, buffer)
 
     def join_group(self) -> None:
         """Receive parameters and buffers of the first data-parallel rank, and start reducing gradients."""
@@ -52,7 +57,7 @@ class Replicas:
         if len(runtime.place.dp_ranks) == 1:
             return
         parameters = self._placement.owned_parameters()
-        self._equalise([*parameters, *self._buffers()])
+        self._equalise(runtime.place.dp_ranks[0])
         self._reducer = self._make_reducer(self._collectives, "")
         if self._placement.is_sharded and (over_rdp := runtime[ReplicaCollectives].rdp) is not None:
             self._rdp_reducer = self._make_reducer(over_rdp, ", distributed")
@@ -97,42 +102,30 @@ class Replicas:
         ids = {id(tensor) for tensor in over_rdp}
         return [tensor for tensor in tensors if id(tensor) not in ids], over_rdp
 
-    def _buffers(self) -> list[torch.Tensor]:
-        found = (module._buffers[name] for module, name in self._placement.owned_buffers())
-        return [buffer for buffer in found if buffer is not None]
+    def _equalise(self, source: int) -> None:
+        """Receive all parameters and buffers from a data-parallel rank."""
+        parameters, buffers = self._placement.owned_parameters(), self._shared_buffers.see()
+        names = {id(one): name for name, one in self._placement.module.named_parameters()}
+        specs = [spec_of(names.get(id(one), "?"), one) for one in parameters]
+        over_rdp = set(map(id, self.over_rdp([*parameters, *buffers.values()])))
+        alike = [
+            spec for spec, one in (*zip(specs, parameters, strict=True), *buffers.items()) if id(one) not in over_rdp
+        ]
+        check_alike(alike, source, self._collectives, self._placement.runtime.place.device)
+        self._shared_buffers.note()
+        self._shared_buffers.agree()
+        over_dp, rest = self._divided(parameters)
+        more_over_dp, more = self._shared_buffers.over()
+        self._receive([*over_dp, *more_over_dp], [*rest, *more], source)
 
-    def _equalise(self, tensors: list[torch.Tensor], source: int | None = None) -> None:
-        """Receive tensors from a data-parallel rank (by default the first), or from its counterpart in RDP_GROUP."""
+    def _receive(self, over_dp: list[torch.Tensor], over_rdp: list[torch.Tensor], source: int) -> None:
+        """Receive tensors from a data-parallel rank, or from its counterpart in RDP_GROUP."""
         runtime = self._placement.runtime
-        over_dp, over_rdp = self._divided(tensors)
-        first = runtime.place.dp_ranks[0] if source is None else source
-        self._broadcast(over_dp, first, self._collectives)
+        broadcast(over_dp, source, self._collectives)
         if over_rdp and (collectives := runtime[ReplicaCollectives].rdp) is not None:
-            topology = runtime.place.topology
-            replica = set(topology.group("TP_GROUP", first))
+            replica = set(runtime.place.topology.group("TP_GROUP", source))
             same = next((rank for rank in runtime.place.rdp_ranks if rank in replica), runtime.place.rdp_ranks[0])
-            self._broadcast(over_rdp, same, collectives)
-
-    @staticmethod
-    def _broadcast(tensors: list[torch.Tensor], source: int, collectives: Collectives) -> None:
-        """Broadcast tensors from one rank, several of a dtype at once."""
-        lists: list[list[torch.Tensor]] = []
-        open_lists: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        filled: dict[tuple[torch.dtype, torch.device], int] = {}
-        for tensor in (tensor.data for tensor in tensors):
-            kind = (tensor.dtype, tensor.device)
-            if kind not in open_lists or filled[kind] + tensor.nbytes > CHUNK_BYTES:
-                open_lists[kind] = []
-                filled[kind] = 0
-                lists.append(open_lists[kind])
-            open_lists[kind].append(tensor)
-            filled[kind] += tensor.nbytes
-        with torch.no_grad():
-            for together in lists:
-                flat = torch.cat([tensor.reshape(-1) for tensor in together])
-                collectives.broadcast(flat, source)
-                for tensor, part in zip(together, torch.split(flat, [t.numel() for t in together]), strict=True):
-                    tensor.copy_(part.view(tensor.shape))
+            broadcast(over_rdp, same, collectives)
 
     @property
     def averages_microbatches(self) -> bool:
@@ -195,6 +188,13 @@ class Replicas:
         """Who takes part in the reduction of gradients, in a form that ranks compare, and how that changed last."""
         return self._taking_part.digests, self._taking_part.changes
 
+    @property
+    def buffers(self) -> tuple[tuple[str, str], str]:
+        """Which buffers are to be broadcast before the next step, in a form that ranks compare, and the last change."""
+        if self._reducer is None or not self._options["broadcast_buffers"]:
+            return ("", ""), ""
+        return self._shared_buffers.note()
+
     def check_gradients(self) -> None:
         """Check that all gradients of the step are to be reduced.
 
@@ -206,8 +206,8 @@ class Replicas:
 
     def _share_buffers(self) -> None:
         if self._options["broadcast_buffers"]:
-            source = None if self.join_state is None else self.join_state.active_ranks[0]
-            self._equalise(self._buffers(), source)
+            ranks = self._placement.runtime.place.dp_ranks if self.join_state is None else self.join_state.active_ranks
+            self._receive(*self._shared_buffers.over(), ranks[0])
 
     @property
     def sent_buckets(self) -> tuple[int, ...]:
@@ -304,6 +304,8 @@ class Replicas:
         """Count a successful step."""
         if self._reducer is not None and torch.is_grad_enabled():
             self._passes += 1
+            if self._options["broadcast_buffers"]:
+                self._shared_buffers.agree()
             self._taking_part.end_pass(is_reduced=not self.is_accumulating)
 
     def step_without_batch(self) -> None:
@@ -315,11 +317,12 @@ class Replicas:
         assert self._reducer is not None, "only data-parallel ranks wait for each other"
         self._share_buffers()
         self._begin_reducers(parameters, False)
-        said = exchange(self._placement.runtime, trained={self._placement.model_id: self.trained})
+        model = self._placement.model_id
+        said = exchange(self._placement.runtime, trained={model: self.trained}, buffers={model: self.buffers})
         self.reduce_gradients(Divisor(1, False, {rank: note.sent for rank, note in said.items()}))
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
 
     def take_over_from(self, rank: int) -> None:
         """Receive parameters and buffers from a rank that trained longest."""
-        self._equalise([*self._placement.owned_parameters(), *self._buffers()], rank)
+        self._equalise(rank)

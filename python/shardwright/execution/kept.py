@@ -145,7 +145,7 @@ def _mentions(kind: type, names: frozenset[str]) -> bool:
     return False
 
 
-def _is_untouched(cell: Cell) -> bool:
+def is_untouched(cell: Cell) -> bool:
     """Compare the items of a container or object by identity; fast, and False if the result is not known."""
     value, before = cell.value, cell.before
     if cell.kind.has_names:
@@ -332,7 +332,7 @@ class Watch:
                 if module in holders and type(cell.before) in (list, dict, bytes)
             ]
         for module, attribute, cell in around:
-            if not _is_untouched(cell) and not are_same(cell.parts_now, cell.parts):
+            if not is_untouched(cell) and not are_same(cell.parts_now, cell.parts):
                 return f"what {self.name_of(module, attribute)} holds"
         return None
 

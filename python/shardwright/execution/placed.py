@@ -14,6 +14,7 @@ from shardwright.job.wrapped import WrappedModels
 if TYPE_CHECKING:
     from shardwright.execution.stateful import StatefulModules
     from shardwright.execution.task import RunningTask
+    from shardwright.execution.untraced import UntracedState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,10 @@ class Placed(Protocol):
     @property
     def kept(self) -> StatefulModules | None:
         """The local modules with state; None before modules are placed, and if all are on one rank."""
+
+    @property
+    def untraced(self) -> UntracedState | None:
+        """What its modules hold if one rank runs all of them; None in a pipeline."""
 
     @property
     def one_at_a_time(self) -> bool:

@@ -11,6 +11,7 @@ from shardwright.execution.kept import no_copy_of
 from shardwright.execution.placed import Placed, placed_models
 from shardwright.execution.task import may_overlap
 from shardwright.execution.turn import Turn
+from shardwright.execution.untraced import UntracedState, not_undone
 from shardwright.scheduling import Scheduling
 
 if TYPE_CHECKING:
@@ -60,6 +61,17 @@ def all_kept(placements: Iterable[Placed]) -> list[StatefulModules]:
     return [placement.kept for placement in placements if placement.kept is not None]
 
 
+def all_untraced(placements: Iterable[Placed]) -> list[UntracedState]:
+    """Return what the modules of those of these models hold that one rank runs whole."""
+    return [placement.untraced for placement in placements if placement.untraced is not None]
+
+
+def all_states(placements: Iterable[Placed]) -> list[StatefulModules | UntracedState]:
+    """Return what is told of the beginning and the end of each step."""
+    placements = list(placements)
+    return [*all_kept(placements), *all_untraced(placements)]
+
+
 def needs_one_at_a_time(runtime: Runtime) -> bool:
     """Return whether microbatches must run one after another, as far as this rank knows before a step.
 
@@ -96,7 +108,9 @@ def check_attributes(runtime: Runtime) -> None:
 def rollback(runtime: Runtime) -> str | None:
     """Restore the state of modules from before the step; return the reason if this is not possible."""
     runtime[Turn].attributes.rollback()
-    lost = [name for kept in all_kept(placed_models(runtime)) for name in kept.rollback()]
-    if not lost:
-        return None
-    return f"step {runtime.step.number} failed on rank {runtime.place.rank}. {no_copy_of(lost)}".rstrip(".")
+    models = placed_models(runtime)
+    failed = f"step {runtime.step.number} failed on rank {runtime.place.rank}"
+    if lost := [name for untraced in all_untraced(models) for name in untraced.rollback()]:
+        return f"{failed}. {not_undone(lost)}"
+    lost = [name for kept in all_kept(models) for name in kept.rollback()]
+    return f"{failed}. {no_copy_of(lost)}".rstrip(".") if lost else None

@@ -141,7 +141,8 @@ def _untouched(model: DistributedModel) -> Iterator[None]:
     placement, buffers = model.placement, SavedBuffers()
     with contextlib.ExitStack() as stack:
         if placement.partitioned:
-            buffers.save(placement.owned_buffers())
+            placement.run_late_hooks()  # what they do is there to stay
+            buffers.save(placement.owned_buffers(), model.local_modules())
         else:  # registered last, so after what the script's own hooks do
             hook = placement.post_partition_hooks.register(lambda *_: buffers.save(placement.owned_buffers()))
             stack.callback(hook.remove)

@@ -86,6 +86,11 @@ class Place:
         """Whether data-parallel ranks hold shards of parameters (``sharded_data_parallel_degree``)."""
         return int(self.cfg.sharded_data_parallel_degree) > 1
 
+    @property
+    def divides_updates(self) -> bool:
+        """Whether data-parallel ranks hold shards of parameters, or of the state of optimizers."""
+        return self.shards_parameters or self.shards_optimizer_state
+
     @cached_property
     def shard_ranks(self) -> list[int]:
         """The global ranks among which parameters are sharded."""

@@ -133,6 +133,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module like any ``nn.Module``; call the wrapped module directly if that gives the same result."""
         self._updates.check_whole("a call of the model")
+        if not self._runtime.step.running:
+            self.placement.run_late_hooks()
         if self._passes_on and not (
             self._forward_hooks
             or self._forward_pre_hooks
@@ -326,7 +328,10 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         return self.module
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
-        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward pass."""
+        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward pass.
+
+        If it is already, or is whole on this rank, the hook runs at the beginning of the next step.
+        """
         return self.placement.post_partition_hooks.register(hook)
 
     def register_post_step_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
@@ -353,11 +358,6 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         self.settle()
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
-    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Return an iterator over the modules that this rank runs, with their names."""
-        self.settle()
-        return self.placement.local_named_modules()
-
     def settle(self) -> None:
         """Give the model the values of a load that waits for the first step, before they are read or changed."""
         self.placement.deferred_loads.settle(self.placement.module)
@@ -366,10 +366,6 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """Call a function with every module, like any ``nn.Module``."""
         self.settle()
         return super().apply(fn)
-
-    def local_modules(self) -> Iterator[nn.Module]:
-        """Return an iterator over the modules that this rank runs, each once, in the model's order."""
-        return (module for _, module in self.local_named_modules())
 
 
 def _check(module: nn.Module, trace_device: str, trace_execution_times: bool, backward_passes_per_step: int) -> None:

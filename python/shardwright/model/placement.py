@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwright import _core, logs
+from shardwright import _core
 from shardwright.activation_checkpointing.interception import intercept_marked
 from shardwright.data_parallel import sync_batch_norm
 from shardwright.data_parallel.replicas import Replicas
@@ -24,6 +24,7 @@ from shardwright.execution.locations import module_locations
 from shardwright.execution.stateful import StatefulModules
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
+from shardwright.execution.untraced import UntracedState
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.half_precision import accumulate_in_float32
@@ -36,7 +37,7 @@ from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.model.sentinel import PLACEHOLDERS, is_sentinel
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
-from shardwright.partition.report import announce
+from shardwright.partition.report import announce, warn_not_traced
 from shardwright.partition.saved import partition_path, write_partition
 from shardwright.scheduling import Scheduling
 from shardwright.sharded_data_parallel.parameters import ShardedParameters
@@ -49,14 +50,6 @@ from shardwright.values import decode, encode
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
     from shardwright.sharded_data_parallel.sharding import ModelSharding
-
-
-#: Logged once when a model is divided without a trace.
-_NOT_TRACED = (
-    "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
-    "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
-    "module changes, which microbatches would overwrite. Leave it off unless the model has none"
-)
 
 
 class Placement:
@@ -88,6 +81,8 @@ class Placement:
         self._undelivered: tuple[Decision, int] | None = None
         #: State that the modules on this rank keep; None before the model is divided over ranks.
         self.kept: StatefulModules | None = None
+        #: What the modules hold where this rank runs all of them; None in a pipeline.
+        self.untraced: UntracedState | None = None
         if runtime.place.pp_size > 1:
             sync_batch_norm.refuse_other_groups(module, runtime.place.dp_ranks, runtime.place.device)
             for name, part in module.named_modules():
@@ -134,6 +129,7 @@ class Placement:
         self._seed_calls(self._modules)
         self.replicas.join_group()
         self.shard()
+        self.untraced = UntracedState(self.module, keeps_parameters=not self.runtime.place.divides_updates)
         self._finish()
 
     def partition(self, call: Callable[[], Any]) -> None:
@@ -175,7 +171,7 @@ class Placement:
                 if path is not None and not runtime.place.cfg.load_partition:
                     write_partition(path, decision)
                 if runtime.place.cfg.skip_tracing:
-                    logs.warn_once(_NOT_TRACED)
+                    warn_not_traced()
             with in_frame(None):  # not an operation of the step function
                 self.apply(decision)
 
@@ -245,7 +241,7 @@ class Placement:
         self.replicas.join_group()
         self._finish()
         if runtime.step.running and self.kept is not None:  # parameters and buffers have their values now
-            self.buffers.save(self.owned_tensors()[1])
+            self.buffers.save(self.owned_buffers())
             self.kept.begin_step()
 
     def _widen_gradients(self) -> None:
@@ -328,6 +324,11 @@ class Placement:
         self.deferred_loads.forget()  # hooks load them
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
+    def run_late_hooks(self) -> None:
+        """Run the hooks that were registered after the model was placed, before it computes again."""
+        if self.post_partition_hooks and self.partitioned:
+            self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
+
     def wait_until_placed(self, task: RunningTask) -> None:
         """Wait, on a worker of a peer, until the main thread has applied the decision.
 
@@ -395,5 +396,4 @@ class Placement:
 
     def after_step(self) -> None:
         """Run the hooks that were registered for the end of the first step."""
-        if self.post_step_hooks:
-            self.post_step_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
+        self.post_step_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))

@@ -157,8 +157,6 @@ class Updates:
     def check(self) -> None:
         """Raise if steps are refused: an update has failed on this rank, or ranks may differ since an earlier step."""
         self.check_whole("smp.step")
-        if self._runtime.place.launch.world_size == 1:
-            return
         if self._begun:
             name = next(iter(self._begun.values()))
             self.refuse(f"{name}.step() failed on rank {self._runtime.place.rank} on host {socket.gethostname()!r}")

@@ -7,6 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from shardwright import logs
 from shardwright.partition.decision import Decision, JoinReason
 from shardwright.tables import error_console
 
@@ -17,6 +18,12 @@ _LOGGER = logging.getLogger("shardwright")
 _MAX_JOINS = 12
 #: The path of a module with the name of an attribute.
 _PATH = re.compile(r"(?:\w+\.)+(\w+)")
+#: Logged once when a model is divided without a trace.
+_NOT_TRACED = (
+    "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
+    "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
+    "module changes, which microbatches would overwrite. Leave it off unless the model has none"
+)
 _COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number of modules"}
 
 
@@ -24,6 +31,11 @@ def announce(decision: Decision) -> None:
     """Print a decision to the standard error stream, and log it."""
     render(decision, error_console())
     _LOGGER.info("Partition assignments: %s", assignments(decision))
+
+
+def warn_not_traced() -> None:
+    """Log once what a decision without a trace does not know."""
+    logs.warn_once(_NOT_TRACED)
 
 
 def render(decision: Decision, console: Console) -> None:

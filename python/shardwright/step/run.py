@@ -21,7 +21,7 @@ from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import finish
 from shardwright.execution.serve import root_frame
-from shardwright.execution.state_order import StateOrder, all_kept, check_attributes, needs_one_at_a_time
+from shardwright.execution.state_order import StateOrder, all_kept, all_states, check_attributes, needs_one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
@@ -115,10 +115,11 @@ def _run_once(
     try:
         for placement in placements:
             placement.reset_shards()
+            placement.run_late_hooks()
         transaction.begin()
         runtime[Turn].attributes.begin_step()
-        for kept in all_kept(placements):
-            kept.begin_step()
+        for state in all_states(placements):
+            state.begin_step()
         runtime.add(StepWeights(runtime.place.rank, runtime.step.num_microbatches))
         runtime[_core.Sites].begin_step(runtime.step.number, step.name, predicts=predicts)
         runtime[Leaves].begin_step(
@@ -152,8 +153,8 @@ def _run_once(
             placement.shard()
     runtime.step.end()
     runtime[StateOrder].end_step(runtime)
-    for kept in all_kept(placements):
-        kept.end_step()
+    for state in all_states(placements):
+        state.end_step()
     runtime[Scheduling].end_step(runtime)
     runtime[Announcement].end_step()
     runtime[SpeedAnnouncement].end_step()

@@ -101,10 +101,13 @@ class StepTransaction:
             self._ordered = OrderedGradients([*self.parameters, *trained], self._ordered_by)
 
     def end_tasks(self) -> None:
-        """Complete the gradients that the tasks have made."""
+        """Complete the gradients that the tasks have made, and see what else they have changed."""
         if self._ordered is not None:
             self._ordered.finish()
             self._ordered = None
+        for placement in self._placements:
+            if placement.untraced is not None:
+                placement.untraced.end_tasks()
 
     @property
     def is_plain(self) -> bool:

@@ -273,6 +273,7 @@ def _from_first_rank(tensor: torch.Tensor, runtime: Runtime) -> torch.Tensor:
         return values
     group = runtime.process_groups["TP_GROUP"]
     sent = values.to(runtime.place.device, memory_format=torch.contiguous_format, copy=True)
-    work = dist.broadcast(sent, dist.get_global_rank(group, 0), group, async_op=True)
+    as_bytes = sent.view(-1).view(torch.uint8)  # backends do not know all dtypes
+    work = dist.broadcast(as_bytes, dist.get_global_rank(group, 0), group, async_op=True)
     wait_collective(runtime, work, runtime.place.tp_ranks)
     return sent.to(tensor.device)

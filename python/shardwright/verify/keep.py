@@ -107,6 +107,8 @@ def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
     starts: dict[int, Start] = {}
     placements = runtime[Models].placements
     tensors = [tensor for placement in placements for tensor in placement.owned_parameters()]
+    for placement in placements:
+        placement.run_late_hooks()  # what they do is there to stay
     with contextlib.ExitStack() as stack:
         stack.enter_context(runtime[ParameterShards].suspended())
         stack.enter_context(preserved_random_numbers(tensors))
