@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -123,10 +124,8 @@ class Saving(nn.Module):
             RuntimeError: Shapes differ, or keys differ and `strict` is set. The message is that of PyTorch.
         """
         if same_partition_load and not self.placement.partitioned:
-            self.placement.post_partition_hooks.register(
-                lambda model, optimizer: model.load_state_dict(state_dict, strict, same_partition_load=True)
-            )
-            self.placement.deferred_loads.add("a rank's part of a state dict", None, self.module)
+            load = functools.partial(self._load_part, state_dict, strict)
+            self.placement.deferred_loads.add("a rank's part of a state dict", None, self.module, load)
             return IncompatibleKeys([], [])
         before = versions(self.module)
         try:
@@ -137,6 +136,14 @@ class Saving(nn.Module):
             raise
         self._updates.loaded("weights")
         return found
+
+    def _load_part(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        """Load this rank's part into the model that was divided; refused, it leaves weights that were not to be."""
+        try:
+            self.load_state_dict(state_dict, strict, same_partition_load=True)
+        except BaseException as error:
+            self._updates.loaded_in_part("weights", error)
+            raise
 
     def load_values(
         self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool = False
