@@ -14,5 +14,5 @@ from tests.jobs.ranks import outputs_of_ranks
     ids=["two replicas", "two pipelines"],
 )
 def test_steps_start_from_the_buffers_that_torch_gives_them(ranks: int, config: dict[str, object]) -> None:
-    outputs = outputs_of_ranks(Path(__file__).with_name("shared_buffers.py"), json.dumps(config), ranks=ranks)
+    outputs = outputs_of_ranks(Path(__file__).with_name("evaluated_buffers.py"), json.dumps(config), ranks=ranks)
     assert all("buffers are shared" in output for output in outputs)

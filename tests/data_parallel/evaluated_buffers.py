@@ -1,6 +1,6 @@
 """One of the ranks of a job with two replicas: buffers in training and evaluation, beside DistributedDataParallel.
 
-``shared_buffers.py CONFIG``: the configuration as JSON.
+``evaluated_buffers.py CONFIG``: the configuration as JSON.
 """
 
 from __future__ import annotations
