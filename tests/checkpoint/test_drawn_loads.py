@@ -28,7 +28,7 @@ WIDTH = 3
 ACTIONS = (
     *("resume", "load", "state", "read", "write", "raw_write"),
     *("average", "average_state", "average_load", "applied", "evaluate", "train", "train", "save", "get_module"),
-    "fail",
+    *("fail", "fail_early"),
 )
 
 
@@ -121,6 +121,11 @@ def stepped(model: smp.DistributedModel, inputs: torch.Tensor) -> torch.Tensor:
 
 
 @smp.step
+def failing_early(model: smp.DistributedModel, inputs: torch.Tensor) -> torch.Tensor:
+    model(inputs[:, :-1])  # which the model does not take
+
+
+@smp.step
 def failing(model: smp.DistributedModel, inputs: torch.Tensor) -> torch.Tensor:
     loss = model(inputs).square().mean()
     model.backward(loss)
@@ -173,6 +178,11 @@ class Divided:
             with pytest.raises((ValueError, smp.RemoteError)) as caught:
                 failing(model, samples(number))
             if "on purpose" not in str(caught.value):
+                raise caught.value
+        elif action == "fail_early":  # before a model is divided
+            with pytest.raises((RuntimeError, smp.RemoteError)) as caught:
+                failing_early(model, samples(number))
+            if "shapes cannot be multiplied" not in str(caught.value):
                 raise caught.value
         elif action == "state":
             return model.state_dict()

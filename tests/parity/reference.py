@@ -63,7 +63,7 @@ class Reference:
         self.models = {name: Whole(module) for name, module in self.modules.items()}
         self.gradients: list[Gradients] = [dict.fromkeys(self.parameters()) for _ in range(replicas)]
         self.buffers = [self._copied_buffers() for _ in range(replicas)]
-        self.passes = 0
+        self.passes, self.has_trained = 0, False
         self.optimizers = {name: problem.optimizer(module) for name, module in self.modules.items()}
         scheduler = problem.scheduler
         self.schedulers = {} if scheduler is None else {n: scheduler(o) for n, o in self.optimizers.items()}
@@ -87,8 +87,8 @@ class Reference:
         """Run a phase for every replica's batch."""
         expected = Expected(phase.training)
         for replica, batch in enumerate(batches):
-            # As in DistributedDataParallel, training starts from the first replica's buffers.
-            shared = phase.training and self.shared_buffers
+            # As in DistributedDataParallel, training and what comes after it start from the first replica's buffers.
+            shared = self.shared_buffers and (phase.training or self.has_trained)
             self._load_buffers(self.buffers[0 if shared else replica])
             with torch.set_grad_enabled(phase.training):
                 expected.outputs.append(
@@ -97,7 +97,7 @@ class Reference:
             expected.buffers.append(self._copied_buffers())
             if phase.training:
                 self._collect(self.gradients[replica])
-        self.buffers = expected.buffers
+        self.buffers, self.has_trained = expected.buffers, phase.training
         self.passes += 1
         if phase.training and self.passes % self.problem.passes_per_step == 0:
             self._average_over_replicas()

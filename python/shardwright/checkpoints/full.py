@@ -25,6 +25,7 @@ from shardwright.model.gather import on_cpu
 from shardwright.model.state_dict import EXTRA_STATE, PARTIAL_KEY
 from shardwright.model.translation import replaced
 from shardwright.model.updates import Updates
+from shardwright.values import encode
 
 #: In the directory, the folder with the file that says which full checkpoint is the newest. That of partial ones stays
 #: as it is: a job that is started again goes on from the newest of these.
@@ -71,8 +72,7 @@ def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedMod
     told = [(piece.name, piece.shape, piece.offset, piece.view.detach().cpu().contiguous()) for piece in held if first]
     every = gathered(operation, told, WORLD, to_first=True)
     order = gathered(operation, (list(tensors.names), tensors.aliases), WORLD, to_first=True)
-    own = {f"{path}.{EXTRA_STATE}".lstrip("."): on_cpu(part.get_extra_state()) for path, part in extra_states(model)}
-    states = gathered(operation, own, WORLD, to_first=True)
+    states = on_all_ranks(operation, lambda: _told_extra_states(model))
     whole: dict[str, torch.Tensor] = {}
     for one in every:
         for name, shape, offset, values in one:
@@ -90,6 +90,13 @@ def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedMod
         for name, state in of_rank.items():
             found.setdefault(name, state)
     return found
+
+
+def _told_extra_states(model: DistributedModel) -> dict[str, Any]:
+    """Return what modules on this rank keep that is no tensor, if it can be sent."""
+    own = {f"{path}.{EXTRA_STATE}".lstrip("."): on_cpu(part.get_extra_state()) for path, part in extra_states(model)}
+    encode(own)
+    return own
 
 
 def load_full(

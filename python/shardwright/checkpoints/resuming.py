@@ -327,8 +327,8 @@ class _Loading:
             decoder = Decoder(self.saved.tensors(f"{USER}param_groups"))
             options = decoder.decode(self.saved.content["optimizer"]["options"]) if self.all_state else []
             self.optimizer.wait_for(self, options)
-        self.model.placement.deferred_loads.add(str(self), self._load_weights, self.model.module)
-        self.model.register_post_partition_hook(lambda *_: self._load_divided())
+        loads = self.model.placement.deferred_loads
+        loads.add(str(self), self._load_weights, self.model.module, self._load_divided)
 
     def _load_divided(self) -> None:
         try:

@@ -5,7 +5,8 @@ What is divided over tp ranks is equal, and averaged, over RDP_GROUP; everything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +44,8 @@ class Replicas:
         self._shared_buffers = SharedBuffers(placement)
         self._passes = 0
         self._average: bool = options["average_grads_across_microbatches"]
+        #: Whether each replica may have buffers of its own: before the first step, and since a training step.
+        self._buffers_differ = True
         #: Who still has batches, inside ``model.join()``.
         self.join_state: JoinState | None = None
         #: Whether means are over the whole group, also when some of its ranks have no batches left.
@@ -158,7 +161,7 @@ class Replicas:
             return False
         if self.join_state is not None:
             self.join_state.begin_own_step()
-        if torch.is_grad_enabled():
+        if self.shares_buffers:
             self._share_buffers()
         may_overlap = may_overlap and self._reduces_this_step
         return self._begin_reducers(self._placement.replicated_parameters(), may_overlap)
@@ -204,10 +207,26 @@ class Replicas:
         if self._reducer is not None and torch.is_grad_enabled():
             self._taking_part.check()
 
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether a step that begins now starts from the first replica's buffers.
+
+        As in DistributedDataParallel, an evaluation after another does not: it changes none, or each replica its own.
+        """
+        return bool(self._options["broadcast_buffers"]) and (torch.is_grad_enabled() or self._buffers_differ)
+
     def _share_buffers(self) -> None:
-        if self._options["broadcast_buffers"]:
-            ranks = self._placement.runtime.place.dp_ranks if self.join_state is None else self.join_state.active_ranks
-            self._receive(*self._shared_buffers.over(), ranks[0])
+        ranks = self._placement.runtime.place.dp_ranks if self.join_state is None else self.join_state.active_ranks
+        self._receive(*self._shared_buffers.over(), ranks[0])
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Run steps in the block, after which buffers are put back."""
+        differ = self._buffers_differ
+        try:
+            yield
+        finally:
+            self._buffers_differ = differ
 
     @property
     def sent_buckets(self) -> tuple[int, ...]:
@@ -300,22 +319,31 @@ class Replicas:
             )
         return is_owner if passes == 1 else None
 
-    def end_step(self) -> None:
-        """Count a successful step."""
-        if self._reducer is not None and torch.is_grad_enabled():
-            self._passes += 1
-            if self._options["broadcast_buffers"]:
-                self._shared_buffers.agree()
-            self._taking_part.end_pass(is_reduced=not self.is_accumulating)
+    def end_step(self, *, trains: bool | None = None) -> None:
+        """Count a successful step, which was a training step if ``trains``, or by default if gradients are enabled."""
+        trains = torch.is_grad_enabled() if trains is None else trains
+        if self._reducer is not None:
+            self._buffers_differ = trains
+            if trains:
+                self._passes += 1
+                if self._options["broadcast_buffers"]:
+                    self._shared_buffers.agree()
+                self._taking_part.end_pass(is_reduced=not self.is_accumulating)
 
-    def step_without_batch(self) -> None:
-        """Take part in the collectives of a training step without a batch; contributes zeros."""
+    def step_without_batch(self, *, trains: bool) -> None:
+        """Take part in the collectives of a step without a batch; contributes zeros to the gradients of training."""
+        with torch.set_grad_enabled(trains):
+            if self._reducer is not None and self.shares_buffers:
+                self._share_buffers()
+            if trains:
+                self._reduce_zeros()
+
+    def _reduce_zeros(self) -> None:
         parameters = self._placement.owned_parameters()
         kept = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
         assert self._reducer is not None, "only data-parallel ranks wait for each other"
-        self._share_buffers()
         self._begin_reducers(parameters, False)
         model = self._placement.model_id
         said = exchange(self._placement.runtime, trained={model: self.trained}, buffers={model: self.buffers})

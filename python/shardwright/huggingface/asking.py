@@ -146,6 +146,7 @@ def _untouched(model: DistributedModel) -> Iterator[None]:
         else:  # registered last, so after what the script's own hooks do
             hook = placement.post_partition_hooks.register(lambda *_: buffers.save(placement.owned_buffers()))
             stack.callback(hook.remove)
+        stack.enter_context(placement.replicas.undone())
         model.eval()
         try:
             with current_runtime().step.uncounted():

@@ -151,7 +151,8 @@ class AveragedModel:
     def _exchanged(self) -> Iterator[None]:
         self._exchange(self._pairs())
         try:
-            yield
+            with self.model.placement.replicas.undone():
+                yield
         finally:
             self._exchange(self._pairs())  # found again: the model may have been divided within the block
 

@@ -81,7 +81,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             average_grads_across_microbatches: Average gradients over microbatches; False sums them.
             bucket_cap_mb: The size of a bucket, in MiB.
             trace_memory_usage: Measure activation memory while tracing, instead of estimating it from outputs.
-            broadcast_buffers: Send buffers from the first data-parallel rank before every training step, not only once.
+            broadcast_buffers: Send buffers from the first data-parallel rank before a training step and the next step.
             find_unused_parameters: Accepted without effect: parameters that a step does not use are always found.
             gradient_as_bucket_view: Keep gradients as views of their buckets.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -50,27 +51,50 @@ class DeferredLoads:
     def __init__(self) -> None:
         """Start without loads."""
         self._loads: list[tuple[str, Callable[[], None] | None]] = []
+        #: What is called for each of them once the model is divided, also if its weights have come before.
+        self._divided: list[Callable[[], None]] = []
         self._runs = False
         self._versions: dict[str, int | None] = {}
+        self._put_back: set[str] = set()
 
-    def add(self, what: str, load: Callable[[], None] | None, module: nn.Module) -> None:
+    def add(
+        self, what: str, load: Callable[[], None] | None, module: nn.Module, load_divided: Callable[[], None]
+    ) -> None:
         """Add a load.
 
         Args:
             what: What is loaded, for errors.
             load: Loads the whole model; None if only the part of this rank is known.
             module: The model.
+            load_divided: Loads what is not loaded yet once the model is divided, before any hook of the script runs.
         """
         self._loads.append((what, load))
+        self._divided.append(load_divided)
         self._versions = versions(module)
 
     def __bool__(self) -> bool:
         """Return whether a load waits, and is not under way."""
         return bool(self._loads) and not self._runs
 
-    def forget(self) -> None:
-        """Forget them: the model is divided."""
+    def finish(self) -> None:
+        """Load into the model that is now divided, in the order of the loads; each runs, also if one before fails."""
         self._loads.clear()
+        with contextlib.ExitStack() as stack:
+            for load in reversed(self._divided):
+                stack.callback(load)
+            self._divided = []
+
+    def begin_step(self, module: nn.Module) -> None:
+        """Note which buffers nobody has written into, before a step that puts back those of a model if it fails."""
+        self._put_back = {name for name, _ in module.named_buffers()} - set(self._changed(module)) if self else set()
+
+    def undo_step(self, module: nn.Module) -> None:
+        """Take what the library has just put back, into these buffers, for no change."""
+        if self:
+            self._versions |= {name: one for name, one in versions(module).items() if name in self._put_back}
+
+    def _changed(self, module: nn.Module) -> list[str]:
+        return [name for name, version in versions(module).items() if version != self._versions.get(name)]
 
     def check_unchanged(self, module: nn.Module) -> None:
         """Raise if somebody has written into the model since a load that is about to reach it, and would be undone.
@@ -80,8 +104,7 @@ class DeferredLoads:
         """
         if not self:
             return
-        changed = [name for name, version in versions(module).items() if version != self._versions.get(name)]
-        if changed:
+        if changed := self._changed(module):
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             raise ShardwrightError(
                 f"{changed[0]!r}{more} changed after {self._loads[-1][0]} was loaded and before the first step, in "

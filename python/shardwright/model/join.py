@@ -36,12 +36,10 @@ def joined(
             if status == EXHAUSTED:
                 break
             last_active = join_state.active_ranks
-            if status == TRAINING:
-                replicas.step_without_batch()
+            replicas.step_without_batch(trains=status == TRAINING)
             runtime[Updates].skip_updates()
             vote(runtime)
-            if status == TRAINING:
-                replicas.end_step()
+            replicas.end_step(trains=status == TRAINING)
             join_state.end_step()
             runtime.server.leave_step()
         runtime.server.leave_step()

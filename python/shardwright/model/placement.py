@@ -321,7 +321,7 @@ class Placement:
         for observer in self.runtime[Turn].observers:
             observer.placed()
         intercept_marked(module for _, module in self.local_named_modules())
-        self.deferred_loads.forget()  # hooks load them
+        self.deferred_loads.finish()  # first, so that what hooks of the script write stays
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
     def run_late_hooks(self) -> None:

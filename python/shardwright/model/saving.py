@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.job.ranks import MP_GROUP, WORLD
+from shardwright.model.gather import on_every_rank
 from shardwright.model.hooks import versions
 from shardwright.model.placement import Placement
 from shardwright.model.pretrained import PretrainedFolders
 from shardwright.model.sharded_state import load_whole_state_dict, whole_state_dict
 from shardwright.model.state_dict import (
     PARTIAL_KEY,
+    Asked,
     IncompatibleKeys,
+    asked,
     load_state_dict,
     local_state_dict,
     make_whole_on_cpu,
@@ -69,16 +74,21 @@ class Saving(nn.Module):
 
         Raises:
             ConfigError: `keep_vars` is set for a model that is divided.
+            RemoteError: It failed on another rank of the replica, such as in ``get_extra_state`` of a module there.
         """
         if keep_vars and (self._is_sharded or self.placement.ownership or self.placement.sharding):
             raise ConfigError(
                 "model.state_dict(keep_vars=True) of a model that is divided over ranks: what is gathered are copies, "
                 "with no part in the autograd graph; use keep_vars=False, or model.local_named_parameters()"
             )
-        self._updates.check_whole("model.state_dict")
-        for before in self._state_dict_pre_hooks.values():
-            before(self, prefix, keep_vars)
-        found = self._gathered(gather_to_rank0, keep_vars)
+
+        def prepare() -> None:
+            self._updates.check_whole("model.state_dict")
+            for before in self._state_dict_pre_hooks.values():
+                before(self, prefix, keep_vars)
+            self.placement.deferred_loads.run(self.module)
+
+        found = self._gathered(gather_to_rank0, keep_vars, prepare)
         metadata = getattr(found, "_metadata", {"": {"version": self._version}})
         if destination is None:
             destination = OrderedDict()
@@ -92,15 +102,24 @@ class Saving(nn.Module):
                 destination = changed
         return destination
 
-    def _gathered(self, gather_to_rank0: bool, keep_vars: bool) -> dict[str, Any]:
-        self.placement.deferred_loads.run(self.module)
+    def _gathered(self, gather_to_rank0: bool, keep_vars: bool, prepare: Callable[[], None]) -> dict[str, Any]:
+        if not self._is_sharded and self.placement.ownership is None and self.placement.sharding is None:
+            prepare()
+            return self.module.state_dict(keep_vars=keep_vars)
+
+        def ask() -> Asked:
+            prepare()
+            self.placement.reset_shards()
+            told = asked(self.module, self.placement.ownership)
+            told.check_sendable()
+            return told
+
+        group = WORLD if self.placement.runtime.place.shards_parameters else MP_GROUP
+        told = on_every_rank(group, "state_dict", ask)
         if self._is_sharded:
             shardings = self.placement.sharded.by_name()
-            return whole_state_dict(self.module, self.placement.ownership, shardings, to_first=gather_to_rank0)
-        if self.placement.ownership is None and self.placement.sharding is None:
-            return self.module.state_dict(keep_vars=keep_vars)
-        self.placement.reset_shards()
-        return state_dict(self.module, self.placement.ownership, to_first=gather_to_rank0)
+            return whole_state_dict(self.module, self.placement.ownership, shardings, told, to_first=gather_to_rank0)
+        return state_dict(self.module, self.placement.ownership, to_first=gather_to_rank0, told=told)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
@@ -123,10 +142,8 @@ class Saving(nn.Module):
             RuntimeError: Shapes differ, or keys differ and `strict` is set. The message is that of PyTorch.
         """
         if same_partition_load and not self.placement.partitioned:
-            self.placement.post_partition_hooks.register(
-                lambda model, optimizer: model.load_state_dict(state_dict, strict, same_partition_load=True)
-            )
-            self.placement.deferred_loads.add("a rank's part of a state dict", None, self.module)
+            load = functools.partial(self._load_part, state_dict, strict)
+            self.placement.deferred_loads.add("a rank's part of a state dict", None, self.module, load)
             return IncompatibleKeys([], [])
         before = versions(self.module)
         try:
@@ -137,6 +154,14 @@ class Saving(nn.Module):
             raise
         self._updates.loaded("weights")
         return found
+
+    def _load_part(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        """Load this rank's part into the model that was divided; refused, it leaves weights that were not to be."""
+        try:
+            self.load_state_dict(state_dict, strict, same_partition_load=True)
+        except BaseException as error:
+            self._updates.loaded_in_part("weights", error)
+            raise
 
     def load_values(
         self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool = False
@@ -151,6 +176,7 @@ class Saving(nn.Module):
             tp_ranks = self.placement.runtime.place.tp_ranks
             return load_whole_state_dict(
                 self.module,
+                ownership,
                 state_dict,
                 self.placement.sharded.by_name(),
                 tp_ranks.index(self.placement.runtime.place.rank),

@@ -12,23 +12,36 @@ from torch import nn
 from shardwright.job.ranks import PP_GROUP, TP_GROUP
 from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.ownership import Ownership
-from shardwright.model.state_dict import PARTIAL_KEY, IncompatibleKeys, local_state_dict, merged
+from shardwright.model.state_dict import (
+    PARTIAL_KEY,
+    Asked,
+    IncompatibleKeys,
+    asking_owners,
+    local_state_dict,
+    merged,
+)
 from shardwright.tensor_parallel.sharding import Sharding
 
 
 def whole_state_dict(
-    module: nn.Module, ownership: Ownership | None, shardings: Mapping[str, Sharding], *, to_first: bool
+    module: nn.Module,
+    ownership: Ownership | None,
+    shardings: Mapping[str, Sharding],
+    told: Asked,
+    *,
+    to_first: bool,
 ) -> OrderedDict[str, Any]:
     """Return the whole model's state dict on the CPU. Every rank of MP_GROUP must call this function.
 
     First the tp ranks of a stage combine what is divided over them, as `shardings` tells by name; then the stages are
-    combined. With `to_first`, only the first rank of MP_GROUP gets it, and the others an empty dict.
+    combined. With `to_first`, only the first rank of MP_GROUP gets it, and the others an empty dict. `told` is what
+    modules say of their state.
     """
-    part = on_cpu(local_state_dict(module, ownership))
+    part = on_cpu(local_state_dict(module, ownership, part=told.part))
     part.pop(PARTIAL_KEY)
     divided = {name for name, sharding in shardings.items() if sharding.is_divided}
-    told = {"names": list(module.state_dict()), "shards": {name: part[name] for name in part if name in divided}}
-    every = gather_over(TP_GROUP, told, "state_dict", to_first=to_first)
+    own = {"names": told.names, "shards": {name: part[name] for name in part if name in divided}}
+    every = gather_over(TP_GROUP, own, "state_dict", to_first=to_first)
     if not every:
         return OrderedDict()
     # A tensor that is on one tp rank only, such as a bias, is missing from the names of the others.
@@ -41,6 +54,7 @@ def whole_state_dict(
 
 def load_whole_state_dict(
     module: nn.Module,
+    ownership: Ownership | None,
     state: Mapping[str, Any],
     shardings: Mapping[str, Sharding],
     rank: int,
@@ -52,7 +66,9 @@ def load_whole_state_dict(
 
     Returns missing and unexpected keys of the whole model. Errors are PyTorch's, raised on every rank.
     """
-    own, given = module.state_dict(), dict(state)
+    with asking_owners(module, ownership):
+        own = module.state_dict()
+    given = dict(state)
     problems, missing = [], []
     for name, sharding in shardings.items():
         elsewhere = sharding.owner is not None and sharding.owner != rank

@@ -5,25 +5,30 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from shardwright.errors import PartitionError
+from shardwright.errors import NotOwnedError, PartitionError
 from shardwright.job.ranks import PP_GROUP
 from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.ownership import Ownership
+from shardwright.model.remote_attribute import RemoteAttribute
 from shardwright.model.sentinel import Sentinel, is_sentinel
 from shardwright.sharded_data_parallel.parameters import ShardedParameters, shard_of
+from shardwright.values import encode
 
 PARTIAL_KEY = "_smp_is_partial"
 """The key that marks a state dict as one rank's part. The value False marks a whole one that needs no conversion."""
 
 EXTRA_STATE = "_extra_state"
 """Ends the keys of what modules keep besides tensors."""
+
+#: Stands for what another rank has besides tensors.
+_ELSEWHERE = object()
 
 
 class IncompatibleKeys(NamedTuple):
@@ -33,24 +38,98 @@ class IncompatibleKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
-def local_state_dict(module: nn.Module, ownership: Ownership | None = None) -> OrderedDict[str, Any]:
+class Asked(NamedTuple):
+    """What modules on this rank say of their state.
+
+    Attributes:
+        part: The entries whose values this rank holds; parameters that are sharded are shards.
+        names: The names of all entries that are known here, in the model's order.
+    """
+
+    part: OrderedDict[str, Any]
+    names: list[str]
+
+    def check_sendable(self) -> None:
+        """Check that other ranks can be told, before they wait for it.
+
+        Raises:
+            UnsupportedValueError: Something that is no tensor is of a type that cannot be sent.
+        """
+        encode({key: on_cpu(value) for key, value in self.part.items() if not isinstance(value, torch.Tensor)})
+
+
+def asked(module: nn.Module, ownership: Ownership | None = None) -> Asked:
+    """Ask all modules for their state. What is no parameter or buffer, the rank says that runs the module."""
+    with asking_owners(module, ownership) as elsewhere:
+        found = module.state_dict()
+    part = OrderedDict((key, one) for key, one in found.items() if not is_sentinel(one) and key not in elsewhere)
+    return Asked(part, list(found))
+
+
+def local_state_dict(
+    module: nn.Module, ownership: Ownership | None = None, *, part: Mapping[str, Any] | None = None
+) -> OrderedDict[str, Any]:
     """Return the part of ``module.state_dict()`` whose values this rank holds, marked by ``_smp_is_partial``.
 
     Parameters that are sharded over data-parallel ranks are gathered, whole, in host memory; these ranks must all call
-    this.
+    this. If it is known already what modules say of their state, it is given as `part`.
     """
-    part: OrderedDict[str, Any] = OrderedDict(
-        (key, _whole(value))
-        for key, value in module.state_dict().items()
-        if not is_sentinel(value) and not _is_remote_extra(key, ownership)
-    )
-    part[PARTIAL_KEY] = True
-    return part
+    held = asked(module, ownership).part if part is None else part
+    found: OrderedDict[str, Any] = OrderedDict((key, _whole(value)) for key, value in held.items())
+    found[PARTIAL_KEY] = True
+    return found
 
 
-def _is_remote_extra(key: str, ownership: Ownership | None) -> bool:
-    path, _, name = key.rpartition(".")
-    return ownership is not None and name == EXTRA_STATE and not ownership.is_local(path)
+@contextlib.contextmanager
+def asking_owners(module: nn.Module, ownership: Ownership | None) -> Iterator[set[str]]:
+    """Let modules that other ranks run say nothing of their state here but their tensors, within the block.
+
+    Their attributes are those of before the first step, or placeholders. A state that they are given sets attributes,
+    as it does before the model is divided, but neither placeholders nor what only their rank has. Yields the names of
+    what they have beside tensors, found in the state dicts that are made within the block.
+    """
+    elsewhere: set[str] = set()
+    replaced: list[tuple[nn.Module, str]] = []
+    try:
+        for path, part in module.named_modules() if ownership is not None else ():
+            if ownership is None or ownership.decision.modules.get(path, ownership.pp_rank) == ownership.pp_rank:
+                continue
+            own = _of_others(part, elsewhere)
+            for name in own.keys() - vars(part).keys():
+                part.__dict__[name] = own[name]
+                replaced.append((part, name))
+        yield elsewhere
+    finally:
+        for part, name in replaced:
+            del part.__dict__[name]
+
+
+def _of_others(part: nn.Module, elsewhere: set[str]) -> dict[str, Callable[..., Any]]:
+    """Return what methods do, within :func:`asking_owners`, in a module that another rank runs."""
+    kind, save, take = type(part), part._save_to_state_dict, part.set_extra_state
+
+    def saved(destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        found: OrderedDict[str, Any] = OrderedDict()
+        with contextlib.suppress(NotOwnedError):
+            save(found, prefix, keep_vars)
+        elsewhere.update(found.keys() - {prefix + name for name in (*part._parameters, *part._buffers)})
+        destination.update(found)
+
+    def taken(state: Any) -> None:
+        placeholders = {name: value for name, value in vars(part).items() if isinstance(value, RemoteAttribute)}
+        if state is not _ELSEWHERE:
+            with contextlib.suppress(NotOwnedError):
+                take(state)
+            vars(part).update(placeholders)
+
+    methods: dict[str, Callable[..., Any]] = {}
+    if kind.get_extra_state is not nn.Module.get_extra_state:
+        methods["get_extra_state"] = lambda: _ELSEWHERE
+    if kind.set_extra_state is not nn.Module.set_extra_state:
+        methods["set_extra_state"] = taken
+    if kind._save_to_state_dict is not nn.Module._save_to_state_dict or "get_extra_state" in methods:
+        methods["_save_to_state_dict"] = saved
+    return methods
 
 
 def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> OrderedDict[str, Any]:
@@ -73,15 +152,17 @@ def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> Ord
 
 
 def state_dict(
-    module: nn.Module, ownership: Ownership | None = None, *, to_first: bool = False
+    module: nn.Module, ownership: Ownership | None = None, *, to_first: bool = False, told: Asked | None = None
 ) -> OrderedDict[str, Any]:
     """Return the whole model's state dict on the CPU, in the order of the undivided model's.
 
-    Every rank of the pipeline must call this function. With `to_first`, all but the first get an empty dict.
+    Every rank of the pipeline must call this function. With `to_first`, all but the first get an empty dict. `told` is
+    what modules say of their state, if they were asked already.
     """
-    part = on_cpu(local_state_dict(module, ownership))
+    told = asked(module, ownership) if told is None else told
+    part = on_cpu(local_state_dict(module, ownership, part=told.part))
     parts = gather_over(PP_GROUP, part, "state_dict", to_first=to_first)
-    return merged(parts, module.state_dict()) if parts else OrderedDict()
+    return merged(parts, told.names) if parts else OrderedDict()
 
 
 def load_state_dict(
@@ -105,7 +186,7 @@ def load_state_dict(
             given.setdefault(name, value)
     elif partial:
         given = merged(gather_over(PP_GROUP, on_cpu(given), "load_state_dict"))
-    with _placeholders(module), warnings.catch_warnings():
+    with _placeholders(module), asking_owners(module, ownership), warnings.catch_warnings():
         # PyTorch warns that copying to a placeholder has no effect, which is intended here.
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
         loaded = module.load_state_dict(_sharded(module, given), strict=strict)
@@ -137,10 +218,12 @@ def _sharded(module: nn.Module, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _absent_elsewhere(module: nn.Module, ownership: Ownership | None) -> Iterator[tuple[str, Any]]:
     """Yield entries that this rank's part does not contain, with values that change nothing when loaded."""
-    for key, value in module.state_dict().items():
+    with asking_owners(module, ownership) as elsewhere:
+        found = module.state_dict()
+    for key, value in found.items():
         if is_sentinel(value):
             yield key, torch.empty(value.shape, dtype=value.dtype, device="meta")
-        elif _is_remote_extra(key, ownership):
+        elif key in elsewhere:
             yield key, value
 
 

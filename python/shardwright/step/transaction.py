@@ -79,6 +79,7 @@ class StepTransaction:
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                     hooked.append(parameter)
             placement.buffers.save(buffers)
+            placement.deferred_loads.begin_step(placement.module)
         self._random = process.random_state()
         # Dividing a model changes its attributes permanently.
         divided = [one for one in self._placements if self._has_attributes and one.partitioned]
@@ -230,6 +231,7 @@ class StepTransaction:
                 parameter.grad = earlier
         for placement in self._placements:
             placement.buffers.put_back()
+            placement.deferred_loads.undo_step(placement.module)
         self.restore_random_numbers()
 
     def restore_random_numbers(self) -> None:

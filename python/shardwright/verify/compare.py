@@ -138,8 +138,7 @@ class Comparison:
 
     def _starting_buffers(self, replica: Replica) -> Mapping[str, torch.Tensor]:
         """Return the buffers that a replica starts from: in training those of the first replica, by default."""
-        shared = torch.is_grad_enabled() and all(model._options["broadcast_buffers"] for model in self.verified.models)
-        if replica.index == 0 or shared:
+        if replica.index == 0 or self.verified.shares_buffers:
             return self._first_buffers
         holders = self._holders_of_buffers(replica.index)
         own = {name: self.reader.read(rank, "start_buffers", name) for name, rank in holders.items()}

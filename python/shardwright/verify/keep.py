@@ -91,7 +91,8 @@ def _reducing(replicas: Replicas) -> Iterator[None]:
     passes, replicas._passes = replicas._passes, int(replicas._options["backward_passes_per_step"]) - 1
     gradient_counts = None if replicas._reducer is None else replicas._reducer.gradient_counts()
     try:
-        yield
+        with replicas.undone():
+            yield
     finally:
         replicas._passes = passes
         if replicas._reducer is not None:

@@ -142,6 +142,8 @@ class Verification:
         self.step = step
         self.arguments = args, kwargs
         self._microbatch = -1
+        #: Whether all replicas start from the buffers of the first.
+        self.shares_buffers = all(model.placement.replicas.shares_buffers for model in models)
 
     def run(self, reference: Build | None, tolerance: float | None, whole_batch: bool) -> Report:
         """Run the step and compare. See :func:`verify`."""

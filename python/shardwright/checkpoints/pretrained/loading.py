@@ -156,8 +156,8 @@ class _Loading:
         if self._model.placement.partitioned:
             self._load()
         else:
-            self._model.placement.deferred_loads.add(repr(self.path), self._load, self._model.module)
-            self._model.register_post_partition_hook(lambda *_: self._load_divided())
+            loads = self._model.placement.deferred_loads
+            loads.add(repr(self.path), self._load, self._model.module, self._load_divided)
 
     def _load_divided(self) -> None:
         if self._is_loaded:
