@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright import _core, guards, interrupts, logs, rendezvous, unused
+from shardwright.caches import CacheTable
 from shardwright.checkpoints.pretrained import Folders
 from shardwright.communication import comm_options
 from shardwright.config import check_world, load_config, log_lowered
@@ -167,6 +168,7 @@ def add_parts(runtime: Runtime) -> None:
         runtime[Turn].observers.append(offloaded)
         runtime.installed.callback(offloaded.close)
     runtime.add(FrameTable())
+    runtime.add(CacheTable(place.rank))
     runtime.add(sites_of(place.cfg))
     runtime.add(StateOrder())
     runtime.add(CallWatch())

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
-from shardwright.execution import forward_mode, reproducible
+from shardwright.execution import cached, forward_mode, reproducible
 from shardwright.execution.context import Suspended, context_of, saved_tensor_hooks_are_set
 from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.hooked_views import hooked_views
@@ -26,7 +26,6 @@ from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
 from shardwright.frames.remote import needs_gradient
 from shardwright.job.received import build
 from shardwright.transformers_models import collector, switching
-from shardwright.transformers_models.adapter import refuse_cache
 from shardwright.values import pack, registry
 
 
@@ -86,6 +85,7 @@ class _Given:
         notes: What the executing rank cannot see of them.
         composites: The descriptions of sparse and nested tensors.
         inputs: The edges at which their gradients enter the graph, with the indices of the tensors.
+        holds_caches: Whether key/value caches are among them.
     """
 
     spec: _core.Spec
@@ -94,6 +94,7 @@ class _Given:
     notes: _core.ArgumentNotes
     composites: Composites
     inputs: list[tuple[GradientEdge, int]]
+    holds_caches: bool
 
 
 #: The argument notes of nearly every call.
@@ -152,14 +153,16 @@ def _call(
     number = frame.next_call_number()
     if (watcher := runtime[CallWatch].on_call) is not None:
         watcher(target, args, children)
-    given = _given(frame, target, args, switching.with_switches(kwargs, target.name))
+    given = _given(task, frame, target, args, switching.with_switches(kwargs, target.name))
+    if given.holds_caches:
+        links = links[:1]  # what it adds to them comes with its answer
     collected = collector.outgoing()
     context = context_of(target, task.state, checkpointing=frame.checkpointing, hooks=hooks, collector=collected)
     seed = reproducible.place()
     sites = runtime[_core.Sites]
     asked = [(link.module_id, range) for link, range in links]
     site = sites.site(task.module, number, target.model_id, asked, context)
-    observed = collected is not None or watcher is not None or context.inference_mode
+    observed = collected is not None or watcher is not None or context.inference_mode or given.holds_caches
     description = _core.Description(given.spec, given.parts) if sites.learns and not observed else None
     predicted, held = sites.predict(site, description, observed=observed)
     chain: list[_core.ForwardLink] = []
@@ -191,12 +194,18 @@ def _call(
     return value, done
 
 
-def _given(frame: Frame, target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Given:
+def _given(
+    task: RunningTask, frame: Frame, target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> _Given:
+    names, holds_caches = ["args", "kwargs"], False
     try:
-        spec, whole = _core.flatten((args, dict(kwargs)), registry, ["args", "kwargs"])
+        spec, whole = _core.flatten((args, dict(kwargs)), registry, names)
     except UnsupportedValueError:
-        refuse_cache(target.name, target.rank, (args, kwargs))
-        raise
+        crossing = cached.outgoing(task.runtime, target, args, kwargs, checkpointed=frame.checkpointing is not None)
+        if crossing is None:
+            raise
+        spec, whole = _core.flatten(crossing, registry, names)
+        holds_caches = True
     tensors, composites = take_apart(whole, f"an argument of module {target.name!r}")
     needs = [needs_gradient(tensor) for tensor in tensors]
     parts = pack(tensors, needs, origins_of(tensors))
@@ -210,7 +219,7 @@ def _given(frame: Frame, target: RemoteModule, args: tuple[Any, ...], kwargs: Ma
     notes = _NOTHING
     if shared or layouts or composites or hooked:
         notes = _core.ArgumentNotes(shared=shared, composites=composites, hooked_views=hooked, **layouts)
-    return _Given(spec, tensors, parts, notes, composites, inputs)
+    return _Given(spec, tensors, parts, notes, composites, inputs, holds_caches)
 
 
 def _announce(
@@ -349,5 +358,8 @@ def _receive(
         tensors = received_results(frame, call.module, tensors, composites, given)
     result = build(response.runtime, call.rank, answer.spec, tensors)
     if (collected := notes.collected) is not None:
-        collector.incoming(build(response.runtime, call.rank, collected, tensors))
+        added = build(response.runtime, call.rank, collected, tensors)
+        result, added = cached.told(response.runtime, call.rank, result, added)
+        if added is not None:
+            collector.incoming(added)
     return result

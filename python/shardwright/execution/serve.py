@@ -13,7 +13,7 @@ from torch import nn
 
 from shardwright import _core
 from shardwright.activation_checkpointing.interception import execute
-from shardwright.execution import process
+from shardwright.execution import cached, process
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
@@ -116,7 +116,11 @@ def _forward(runtime: Runtime, name: str, frame: Frame, request: _core.Request, 
     given = _cut_arguments(frame, request.parts, name, notes.strides)
     whole, watched = received_arguments(frame, name, given, notes.composites)
     args, kwargs = build(runtime, request.requester, request.spec, whole)
-    containers = (args, *kwargs.values()) if request.spec.holds_containers else ()
+    containers: tuple[Any, ...] = ()
+    entered = None
+    if request.spec.holds_containers:
+        args, kwargs, entered = cached.incoming(runtime, request.requester, args, kwargs)
+        containers = (args, *kwargs.values()) if entered is None else cached.without_caches(args, kwargs)
     arguments = Arguments(name, given, containers, notes)
     frame.place = call.seed
     process.seed(frame.place)
@@ -129,7 +133,9 @@ def _forward(runtime: Runtime, name: str, frame: Frame, request: _core.Request, 
             result = _execute(frame.executed, call.range, context, args, kwargs)
         frame.settle()
         arguments.check_containers()
-        added = additions()
+        added: Any = additions()
+        if entered is not None:
+            result, added = cached.answered(runtime, request.requester, result, added, entered)
         both, results = _core.flatten((result, added), registry, [f"the result of {name}", "collected outputs"])
         spec, collected = both.split()
         results = bring_all(results)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self, SupportsIndex
 import torch
 from torch import nn
 
+from shardwright.caches import copied
 from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
@@ -153,7 +154,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         if self._dtype is not None:
             args, kwargs = to_half((args, kwargs), self._dtype)
         if self._runtime.place.pp_size > 1:
-            self._enter(functools.partial(module, *args, **kwargs))
+            self._enter(copied(module, args, kwargs))
         result = module(*args, **kwargs)
         return result if self._dtype is None else to_float32(result)
 
@@ -244,7 +245,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
 
         @functools.wraps(value)
         def method(*args: Any, **kwargs: Any) -> Any:
-            self._enter(functools.partial(value, *args, **kwargs))
+            self._enter(copied(value, args, kwargs))
             return getattr(self.module, name)(*args, **kwargs)
 
         return method

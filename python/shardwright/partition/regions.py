@@ -15,13 +15,13 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from shardwright import _core
+from shardwright.caches import holds_cache
 from shardwright.delayed.shapes import ShapeTensor
 from shardwright.errors import UnsupportedValueError
 from shardwright.execution import forward_mode
 from shardwright.execution.context import saved_tensor_hooks_are_set
 from shardwright.execution.sparse import has_parts, refuse_parts
 from shardwright.patches import replaced
-from shardwright.transformers_models.adapter import holds_cache
 from shardwright.values.registry import registry
 from shardwright.values.tensors import refuse_kind
 

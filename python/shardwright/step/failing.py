@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 
 from shardwright import failure_text
+from shardwright.caches import CacheTable
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.errors import PartialUpdateError, RemoteError, StepAborted
 from shardwright.execution.frame_table import FrameTable
@@ -49,6 +50,7 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
         )
     runtime.step.voted = runtime.step.committing = False
     runtime[FrameTable].clear()
+    runtime[CacheTable].lose()
     runtime[WorkerPool].end_step()
     runtime[WorkerPool].error = None  # it would keep the tensors of the functions that it has passed through
     runtime[Models].pending_controls.clear()

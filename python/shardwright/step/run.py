@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +26,6 @@ from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves, close_calls, in_frame
 from shardwright.frames.remote import bring
-from shardwright.job.received import decode_from
 from shardwright.job.runtime import Runtime
 from shardwright.memory import Announcement, MemoryAccount
 from shardwright.model.models import Models
@@ -37,6 +35,7 @@ from shardwright.model.wrapping import refuse_compiled
 from shardwright.offloading import OffloadedActivations
 from shardwright.scheduling import Scheduling
 from shardwright.speed import SpeedAnnouncement
+from shardwright.step import ended
 from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
     Fingerprints,
@@ -46,14 +45,12 @@ from shardwright.step.batches import (
     warn_of_labels,
     warn_of_others,
 )
-from shardwright.step.deferred import deferring_large
 from shardwright.step.failing import fail_step
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import MicrobatchArguments
 from shardwright.step.transaction import StepTransaction, Trained
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.timeline.trace import begin_step
-from shardwright.values import encode
 
 #: A step departs once and becomes stricter three times. Ranks that detected different causes may need one more run.
 _MAX_RUNS = 6
@@ -385,14 +382,10 @@ class _Pipeline:
                 if runtime.observer is not None:
                     runtime.observer.request_report()
             elif event.kind == _core.EventKind.ROOT_DONE:
-                sent = map_tensors(self.results, partial(deferring_large, runtime))
-                weights = runtime[StepWeights]
-                runtime.server.end_step(*encode((sent, self.batch, weights.given, weights.counts)))
+                ended.tell(runtime, self.results, self.batch)
                 return self.results
             elif event.body is not None:
-                results, batch, given, counts = decode_from(runtime, runtime.place.pp_ranks[0], *event.body)
-                runtime[StepWeights].take_over(given, counts)
-                assert isinstance(results, list), "the root sends one result per microbatch"
+                results, batch = ended.hear(runtime, event.body)
                 if self.batch is not None and batch is not None:
                     warn_of_others(runtime, self.step, self.batch, batch)
                 return results

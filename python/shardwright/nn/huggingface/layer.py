@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.caches import holds_cache
 from shardwright.errors import ConfigError
 from shardwright.nn.attention import DistributedAttentionLayer
 from shardwright.nn.huggingface.weights import Table
@@ -20,7 +21,6 @@ from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.registry import Entry, InitArguments
 from shardwright.tensor_parallel.sharding import Origin
 from shardwright.transformers_models import collector
-from shardwright.transformers_models.adapter import holds_cache
 
 #: For models whose positions are not limited by a table.
 ANY_LENGTH = 1 << 31

@@ -1,0 +1,1 @@
+"""Generation with key/value caches over the ranks of a pipeline, beside one plain process."""
