@@ -29,6 +29,7 @@ from shardwright.execution import forward_mode, other_weights, precision
 from shardwright.execution.children import CONTAINER_METHODS
 from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import guards as frames
+from shardwright.generation import multinomial
 from shardwright.model import wrapping
 from shardwright.partition.audit import Audit
 from shardwright.partition.recomputed import Recomputed
@@ -52,10 +53,12 @@ _BUFFERS = "tests/state/test_held_otherwise.py::test_what_a_forward_registers_is
 _PRECISION = "tests/state/test_precision.py::test_precisions_are_those_of_one_process"
 _FORWARD_MODE = "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact"
 _HALF_PRECISION = "tests/half_precision/test_refusals.py::test_it_is_refused_by_name"
+_GENERATION = "tests/generation/test_generate.py::test_sampled_tokens_are_those_of_one_process"
 _LAUNCHERS = "tests/failures/test_launchers.py"
 
 _ELSEWHERE = "a hook would be registered on one rank, and the module run on another"
 _MICROBATCHES = "it would undo what earlier microbatches of the step have summed"
+_OF_BATCH = "microbatches of a generation would draw other numbers than the whole batch"
 _OTHERS = "other microbatches would find what is put back later"
 _ONE_LEVEL = "torch has one level for all microbatches: nothing may be waited for inside it"
 _SETTINGS_READ = "precisions are read again only once one is set, as each call would be slower by reading them"
@@ -193,6 +196,7 @@ TABLE: tuple[Guard, ...] = (
             ("CheckpointFunction", frames.ReentrantCheckpoint),
         )
     ),
+    Guard(torch, "multinomial", multinomial, When.PIPELINED, _OF_BATCH, _GENERATION),
     Guard(forward_ad, "enter_dual_level", forward_mode.enter_dual_level, When.PIPELINED, _ONE_LEVEL, _FORWARD_MODE),
     Guard(
         eager_transforms, "enter_jvp_nesting", forward_mode.enter_jvp_nesting, When.PIPELINED, _ONE_LEVEL, _FORWARD_MODE

@@ -29,6 +29,7 @@ from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
 from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import Leaves
+from shardwright.generation import generate
 from shardwright.half_precision import LossScaling
 from shardwright.job.exchange import Gathers
 from shardwright.job.explained import ErrorExplainer
@@ -40,6 +41,7 @@ from shardwright.job.wrapped import WrappedModels
 from shardwright.launch import end_with_launcher, find_launch
 from shardwright.launcher import how_to_start
 from shardwright.memory import Announcement, MemoryAccount, OutOfMemory, give_back_large
+from shardwright.model.methods import MethodsOutside
 from shardwright.model.models import Models
 from shardwright.model.pretrained import PretrainedFolders
 from shardwright.model.updates import Updates
@@ -175,6 +177,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(WorkerPool(runtime))
     runtime.add(runtime.add(Models(place.rank)), WrappedModels)
     runtime.add(Updates(runtime))
+    runtime.add(MethodsOutside({"generate": generate}))
     if (storage := storage_for(runtime)) is not None:
         runtime.add(storage)
     runtime.add(MemoryAccount(runtime))

@@ -39,15 +39,11 @@ def greedy(model: Any, cache: Any, inputs: dict[str, torch.Tensor]) -> tuple[tor
             given.pop("input_ids", None)
             decoder = given.pop("decoder", inputs["decoder_input_ids"])
             source = {"input_ids": inputs["input_ids"]} if encoded is None else {"encoder_outputs": encoded}
-            out = model(
-                **source, attention_mask=mask, decoder_input_ids=decoder, past_key_values=cache, use_cache=True
-            )
+            out = model(**source, attention_mask=mask, decoder_input_ids=decoder, past_key_values=cache, use_cache=True)
             encoded = (out.encoder_last_hidden_state,)
         else:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -given["input_ids"].shape[1] :]
-            out = model(
-                **given, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-            )
+            out = model(**given, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         scores.append(out.logits[:, -1])
         token = out.logits[:, -1].argmax(-1, keepdim=True)
@@ -87,4 +83,6 @@ def own_loop(model: str, cache: str, microbatches: int) -> None:
 
 
 def _layers(model: Any) -> list[str]:
-    return [name for name, module in model.module.named_modules() if isinstance(getattr(module, "layer_idx", None), int)]
+    return [
+        name for name, module in model.module.named_modules() if isinstance(getattr(module, "layer_idx", None), int)
+    ]

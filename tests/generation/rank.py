@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.generation import calls
+from tests.generation import calls, generates
 from tests.jobs.listed import module_with, run_listed
 
-_MODULES = (calls,)
+_MODULES = (calls, generates)
 
 
 def run(case: dict[str, Any]) -> None:

@@ -98,13 +98,22 @@ def new_cache(handle: CacheHandle) -> Any:
 def fill(layers: list[Any], state: LayerState) -> None:
     """Put a layer with its contents in its place."""
     layer = object.__new__(layer_class(state.kind))
-    vars(layer).update(state.state)
+    vars(layer).update({name: _own(value) for name, value in state.state.items()})
     own = next(tensors_of(state.state), None)
     if "device" in state.state and own is not None:
         layer.device = own.device
     while len(layers) <= state.index:
         layers.append(object.__new__(layer_class(state.kind)))
     layers[state.index] = layer
+
+
+def _own(value: Any) -> Any:
+    """Return what a layer has received in memory of its own, to which it may write in place."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _own(item) for key, item in value.items()}
+    return [_own(item) for item in value] if isinstance(value, list) else value
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from transformers.trainer_pt_utils import find_batch_size
 
 from shardwright.accelerate.gathering import gathered_objects
+from shardwright.generation import generate
 from shardwright.huggingface.rows import by_rows
 from shardwright.huggingface.shares import times
 from shardwright.model import DistributedModel
@@ -43,11 +44,6 @@ class ModelInSteps:
         self._model = model
         self._steps: dict[int, StepFunction[..., Any]] = {}
 
-        @step(microbatches=1)
-        def generate(model: DistributedModel, args: Any, kwargs: Any) -> Any:
-            with context():
-                return model.generate(*args, **kwargs)
-
         def forward(model: DistributedModel, count: int, inputs: dict[str, Any], of_batch: float) -> tuple[Any, float]:
             counted, inputs = weighing.count(inputs), dict(inputs)
             number = inputs.get("num_items_in_batch")
@@ -58,7 +54,7 @@ class ModelInSteps:
                 return tree_map(_as_float32, model(*args, **inputs)), counted
 
         self._weighing = weighing
-        self._generate = generate
+        self._context = context
         self._forward = forward
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
@@ -79,11 +75,8 @@ class ModelInSteps:
         return self._model
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate for a batch, in a single microbatch."""
-        return tree_map(lambda one: one.concat() if isinstance(one, StepOutput) else one, self._generated(args, kwargs))
-
-    def _generated(self, args: Any, kwargs: Any) -> Any:
-        return self._generate(self._model, args, kwargs)
+        """Generate for a batch."""
+        return generate(self._model, args, kwargs, within=self._context)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the model."""

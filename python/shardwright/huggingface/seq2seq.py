@@ -13,8 +13,7 @@ from shardwright.huggingface.trainer import Trainer
 class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
     """``transformers.Seq2SeqTrainer`` over ranks; see :class:`Trainer`.
 
-    ``generate`` runs in one microbatch, and computes every position anew, since modules on different ranks cannot share
-    a key/value cache.
+    ``generate`` runs in microbatches, with key/value caches whose layers are on the ranks of the model's.
     """
 
     def evaluation_loop(self, *args: Any, **keywords: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, Self, SupportsIndex
@@ -24,6 +23,7 @@ from shardwright.model.divided import DividedTensors
 from shardwright.model.forwarding import ForwardsAttributes
 from shardwright.model.join import joined
 from shardwright.model.layers import name_layers
+from shardwright.model.methods import method_of
 from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
@@ -240,15 +240,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {HINTS[name]}")
         if self._runtime.place.pp_size == 1 or not callable(value) or getattr(nn.Module, name, None) is not None:
             return value
-        if running_task() is None or not hasattr(type(self.module), name):
-            return value
-
-        @functools.wraps(value)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            self._enter(copied(value, args, kwargs))
-            return getattr(self.module, name)(*args, **kwargs)
-
-        return method
+        return method_of(self._runtime, self, name, value) if hasattr(type(self.module), name) else value
 
     # --- data parallelism
 
