@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CALL = nn.Module._call_impl.__code__
 _OWN = __name__.partition(".")[0]
 #: What generation alone reads, on the rank that generates.
-_OF_GENERATION = {"prepare_inputs_for_generation", "generation_config"}
+OF_GENERATION = {"prepare_inputs_for_generation", "generation_config"}
 
 
 class _Place(NamedTuple):
@@ -80,7 +80,7 @@ class ModuleLocations:
     def refuse_change(self, module: nn.Module, attribute: str, value: Any) -> None:
         """Raise :class:`FrameError` if the code of a step sets an attribute that other ranks' copies would not see."""
         known = self._modules.get(module)
-        if known is None or attribute in _OF_GENERATION or is_isolated():
+        if known is None or attribute in OF_GENERATION or is_isolated():
             return
         frame = current_frame()
         name, ranks, here, traced, _ = known

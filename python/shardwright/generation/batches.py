@@ -27,10 +27,11 @@ _WHOLE = (
 
 
 class Part:
-    """The arguments for the sequences of a microbatch."""
+    """The arguments for the sequences of a microbatch, and the state of the random numbers that all of them draw."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows, drawn: torch.Tensor) -> None:
         """Of these arguments and sequences."""
+        self.drawn = drawn
         self.args = args
         self.kwargs = kwargs
         self.rows = rows
@@ -41,6 +42,7 @@ class Parts:
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Of all sequences."""
+        self._drawn = torch.get_rng_state()
         self._args = args
         self._kwargs = dict(kwargs)
         sizes = {tensor.shape[0] for tensor in _tensors((args, self._kwargs)) if tensor.dim()}
@@ -58,10 +60,10 @@ class Parts:
         counts = [self.total // num_mb + (part < self.total % num_mb) for part in range(num_mb)]
         rows = Rows(sum(counts[:mb]), counts[mb], self.total)
         if num_mb == 1:
-            return Part(self._args, self._kwargs, rows)
+            return Part(self._args, self._kwargs, rows, self._drawn)
         own = slice(rows.first, rows.first + rows.count)
         args, kwargs = _map((self._args, self._kwargs), lambda tensor: tensor[own] if tensor.dim() else tensor)
-        return Part(args, kwargs, rows)
+        return Part(args, kwargs, rows, self._drawn)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -97,15 +99,14 @@ def joined(results: list[torch.Tensor], padding: int) -> torch.Tensor:
 
 def padding_of(module: nn.Module, kwargs: Mapping[str, Any]) -> int:
     """Return the token that follows the end of a sequence in the result."""
-    config = kwargs.get("generation_config")
-    for name in ("pad_token_id", "eos_token_id"):
-        for given in (kwargs.get(name), getattr(config, name, None)):
-            if given is not None:
-                return _first(given)
-        if (given := getattr(getattr(module, "generation_config", None), name, None)) is not None:
-            return _first(given)
-    return 0
+    configs = [kwargs.get("generation_config"), getattr(module, "generation_config", None)]
 
+    def option(name: str) -> Any:
+        given = [kwargs.get(name), *[getattr(config, name, None) for config in configs]]
+        value = next((one for one in given if one is not None), None)
+        return value[0] if isinstance(value, (list, tuple)) else value
 
-def _first(token: Any) -> int:
-    return int(token[0] if isinstance(token, (list, tuple)) else token)
+    padding, end = option("pad_token_id"), option("eos_token_id")
+    if (option("num_beams") or 1) > 1:  # which takes a padding of 0 for none
+        return int((padding or end) if end is not None else -1)
+    return int(next((token for token in (padding, end) if token is not None), 0))

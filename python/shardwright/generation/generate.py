@@ -41,13 +41,13 @@ def generate(
     parts = Parts(args, kwargs)
     number = min(place.cfg.microbatches, parts.most(model.module)) if place.pp_size > 1 else 1
     with torch.no_grad():
-        results, drawn, draws = _step(number)(model, parts, torch.get_rng_state(), within)
+        results, drawn, draws, padding = _step(number)(model, parts, within)
     states = drawn.outputs
-    counts = draws if isinstance(draws, list) else [draws]
+    counts = draws if isinstance(draws, list) else [draws] * number
     torch.set_rng_state(states[max(range(number), key=counts.__getitem__)])
     if number == 1:
         return tree_map(lambda one: one.outputs[0] if isinstance(one, StepOutput) else one, results)
-    return joined(results.outputs, padding_of(model.module, kwargs))
+    return joined(results.outputs, padding)
 
 
 @functools.cache
@@ -55,8 +55,8 @@ def _step(number: int) -> StepFunction[..., Any]:
     return step(microbatches=number)(_generated)
 
 
-def _generated(model: DistributedModel, parts: Part, drawn: torch.Tensor, within: Context) -> Any:
+def _generated(model: DistributedModel, part: Part, within: Context) -> Any:
     """Generate for the sequences of a microbatch."""
-    with numbers_of_script(drawn), drawing(parts.rows), within():
-        result = model.generate(*parts.args, **parts.kwargs)
-        return result, torch.get_rng_state(), parts.rows.draws
+    with numbers_of_script(part.drawn), drawing(part.rows), within():
+        result = model.generate(*part.args, **part.kwargs)
+        return result, torch.get_rng_state(), part.rows.draws, padding_of(model.module, part.kwargs)

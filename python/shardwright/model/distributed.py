@@ -21,6 +21,7 @@ from shardwright.model.alike import check_same_model
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
 from shardwright.model.forwarding import ForwardsAttributes
+from shardwright.model.generating import Generating
 from shardwright.model.join import joined
 from shardwright.model.layers import name_layers
 from shardwright.model.methods import method_of
@@ -55,6 +56,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         model_id: The number of the model in this job, in order of construction.
         average_grads_across_microbatches: Whether gradients are averaged, not summed, over microbatches.
         placement: Where the modules of the model are.
+        generating: Its generations that run.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         self._passes_on = (
             runtime.place.pp_size == 1 and self._dtype is None and type(self).forward is DistributedModel.forward
         )
+        self.generating = Generating()
         self.placement = Placement(runtime, self, module)
         self.register_load_state_dict_post_hook(DistributedModel._forget_children)  # type: ignore[no-untyped-call]
         self._keep_own()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from shardwright.caches import copied
@@ -41,7 +42,8 @@ def method_of(runtime: Runtime, model: DistributedModel, name: str, own: Callabl
             kwargs.setdefault("disable_compile", True)  # parts of the model are on other ranks
             traced = {key: value for key, value in kwargs.items() if key not in _LENGTHS} | _OF_TRACE
         model._enter(copied(own, args, traced))
-        return getattr(model.module, name)(*args, **kwargs)
+        with model.generating.running(model.module) if name == "generate" else nullcontext():
+            return getattr(model.module, name)(*args, **kwargs)
 
     return method
 

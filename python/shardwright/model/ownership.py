@@ -10,6 +10,7 @@ from torch import nn
 
 from shardwright.contents import INTERNAL
 from shardwright.errors import NotOwnedError
+from shardwright.execution.locations import OF_GENERATION
 from shardwright.model.local import LocalTensors
 from shardwright.model.remote_attribute import RemoteAttribute
 from shardwright.model.sentinel import Sentinel, release
@@ -66,8 +67,8 @@ class Ownership(LocalTensors):
         for full_name, ranks in self.decision.attributes.items():
             path, _, name = full_name.rpartition(".")
             module = tree.by_path[path].module
-            if name in module._modules or name in INTERNAL:
-                continue  # `self.child = self.child.to(...)`, or attributes of PyTorch
+            if name in module._modules or name in INTERNAL or name in OF_GENERATION:
+                continue  # `self.child = self.child.to(...)`, attributes of PyTorch, or what the root alone reads
             # A property stores its value under another name.
             if self.pp_rank not in ranks and not hasattr(getattr(type(module), name, None), "__set__"):
                 module.__dict__[name] = RemoteAttribute(full_name, ranks)

@@ -6,7 +6,7 @@ import logging
 
 from torch import nn
 
-from shardwright.transformers_models import collector
+from shardwright.transformers_models import collector, static_caches
 
 logger = logging.getLogger("shardwright")
 
@@ -35,3 +35,4 @@ def prepare(module: nn.Module, *, announce: bool) -> None:
             changed[0],
         )
     collector.install(module)
+    static_caches.install(module)
