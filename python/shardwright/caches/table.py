@@ -178,10 +178,13 @@ class CacheTable:
         What the call adds to them is on that rank only, and gone after it, so that they are of no use here any more.
         """
         layers = layers_of(cache)
-        for layer in layers:
-            if isinstance(layer, Elsewhere) and vars(layer)[WHERE].why is None:
+        for index, layer in enumerate(layers):
+            if not isinstance(layer, Elsewhere):
+                continue
+            if (why := vars(layer)[WHERE].why) is None or index in needed:
                 raise FrameError(
-                    "a key/value cache that was filled without gradients is used with gradients enabled, and its "
+                    why
+                    or "a key/value cache that was filled without gradients is used with gradients enabled, and its "
                     "layers are on several ranks: compute it with gradients enabled too, or use it under "
                     "torch.no_grad()"
                 )

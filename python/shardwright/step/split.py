@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from shardwright.caches import is_cache
 from shardwright.errors import ConfigError
 
 MicrobatchArguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -122,6 +123,11 @@ class Splitter:
             return value.chunk(count, axis)
         if isinstance(value, torch.nn.Module):
             return [value] * count
+        if is_cache(value) and count > 1:
+            raise ConfigError(
+                f"smp.step: {path} of {self._name} is a key/value cache, which {count} microbatches cannot share: "
+                "create one in the step function, or decorate it with @smp.step(microbatches=1)"
+            )
         if hasattr(value, "smp_slice"):
             return [value.smp_slice(count, microbatch, axis) for microbatch in range(count)]
         if isinstance(value, (dict, UserDict)):
