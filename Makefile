@@ -180,6 +180,9 @@ bench-comm-idle: optimised ## what communication takes from a rank that computes
 bench-call: optimised ## the round trip of a module on another rank that does nothing, and where its time goes
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.call $(ARGS)
 
+bench-generate: optimised ## tokens per second over two ranks beside one process, and what caches hold
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.generate $(ARGS)
+
 bench-trace: optimised ## what smp.trace costs: steps with the trace on and off in turns
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.tracing $(ARGS)
 

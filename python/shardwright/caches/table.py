@@ -131,6 +131,8 @@ class CacheTable:
         self._numbers = itertools.count()
         self._records: dict[CacheId, _Record] = {}
         self._by_cache: weakref.WeakKeyDictionary[Any, _Record] = weakref.WeakKeyDictionary()
+        #: The layers that modules fill, by the ids of model and module.
+        self.layers_of_modules: dict[tuple[int, int], frozenset[int]] = {}
         #: By rank, the caches that it need not keep any more.
         self._released: dict[int, list[CacheId]] = {}
 

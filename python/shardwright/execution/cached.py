@@ -51,9 +51,12 @@ def outgoing(
 
 def _layers_in(runtime: Runtime, target: RemoteModule) -> frozenset[int]:
     """Return the layers of a cache that a module fills: those whose numbers modules in it have."""
-    module = placed_model(runtime, target.model_id).module_of(target.module_id)
-    numbers = (getattr(part, "layer_idx", None) for part in module.modules())
-    return frozenset(number for number in numbers if isinstance(number, int))
+    known, key = runtime[CacheTable].layers_of_modules, (target.model_id, target.module_id)
+    if key not in known:
+        module = placed_model(runtime, target.model_id).module_of(target.module_id)
+        numbers = (getattr(part, "layer_idx", None) for part in module.modules())
+        known[key] = frozenset(number for number in numbers if isinstance(number, int))
+    return known[key]
 
 
 def incoming(runtime: Runtime, sender: int, args: Any, kwargs: Any) -> tuple[Any, Any, list[Received] | None]:

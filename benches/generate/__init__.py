@@ -1,0 +1,1 @@
+"""Generation over two ranks beside one process."""
