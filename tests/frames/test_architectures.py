@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from shardwright.errors import FrameError
 from shardwright.transformers_models import prepare
 from torch import nn
 
@@ -237,14 +236,22 @@ def test_autocast(name: str) -> None:
     assert_exact(*MODELS[name](), autocast=True)
 
 
-def test_cache_given_by_the_user_is_refused() -> None:
+def test_a_cache_that_the_user_gives_is_filled_where_modules_run() -> None:
     torch.manual_seed(0)
     model, inputs = _llama()
-    prepare(model, announce=False)
+    model.eval()
+    plain, ids = copy.deepcopy(model), inputs["input_ids"]
     job = LoopbackJob(model, alternating(model).__getitem__)
-    cache = transformers.DynamicCache(config=model.config)
-    with guarded(), pytest.raises(FrameError, match="was given a key/value cache"):
-        job.run(lambda backward: model(input_ids=inputs["input_ids"], past_key_values=cache))
+
+    def called(model: Any) -> torch.Tensor:
+        cache, parts = transformers.DynamicCache(config=plain.config), []
+        for part in (ids[:, :3], ids[:, 3:4], ids[:, 4:]):
+            parts.append(model(input_ids=part, past_key_values=cache, use_cache=True).logits)
+            cache.reorder_cache(torch.arange(len(ids)).flip(0))
+        return torch.cat(parts, 1)
+
+    with guarded(), torch.no_grad():
+        assert torch.allclose(job.run(lambda backward: called(model)), called(plain), rtol=0, atol=1e-12)
 
 
 def test_own_caches_are_switched_off() -> None:
@@ -252,7 +259,6 @@ def test_own_caches_are_switched_off() -> None:
     assert model.config.use_cache
     prepare(model, announce=False)
     assert not model.config.use_cache
-    assert not model.generation_config.use_cache
 
 
 def test_generation_gives_the_same_tokens() -> None:

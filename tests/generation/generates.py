@@ -46,6 +46,23 @@ def generates(model: str, way: str, microbatches: int, replicas: int = 1, static
     smp.shutdown()
 
 
+def with_candidates(way: str) -> None:
+    """Tokens that a smaller model, or the beginning itself, proposes, which the model then confirms or takes back."""
+    plain = built("llama")
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
+    divided = smp.DistributedModel(copy.deepcopy(plain))
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    if way == "assisted":
+        options["assistant_model"] = built("llama")
+    else:
+        options["prompt_lookup_num_tokens"] = 3
+    inputs = {key: one[:1].repeat(1, 2) for key, one in beginnings().items()}
+    expected = plain.generate(**inputs, **options)
+    assert torch.equal(divided.generate(**inputs, **options), expected)
+    assert not current_runtime()[CacheTable].ids
+    smp.shutdown()
+
+
 def outputs(model: str, way: str) -> None:
     """Scores and logits, which a single microbatch returns."""
     plain = built(model)

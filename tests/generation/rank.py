@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.generation import calls, generates, holding, prompts
+from tests.generation import calls, evaluation, generates, holding, prompts
 from tests.jobs.listed import module_with, run_listed
 
-_MODULES = (calls, generates, holding, prompts)
+_MODULES = (calls, evaluation, generates, holding, prompts)
 
 
 def run(case: dict[str, Any]) -> None:

@@ -53,6 +53,11 @@ def test_replicas_generate_for_their_own_sequences() -> None:
     run_in_job(_RANK, 4, cases)
 
 
+@pytest.mark.parametrize("way", ["assisted", "looked up"])
+def test_candidates_are_confirmed_or_taken_back_on_all_ranks(way: str) -> None:
+    run_in_job(_RANK, 2, [{"name": "with_candidates", "way": way}])
+
+
 @pytest.mark.parametrize(("model", "way"), [("llama", "greedy"), ("t5", "beams"), ("gpt2", "beams")])
 def test_scores_are_those_of_one_process(model: str, way: str) -> None:
     run_in_job(_RANK, 2, [{"name": "outputs", "model": model, "way": way}])

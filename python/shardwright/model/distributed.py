@@ -389,7 +389,7 @@ def _divided(module: nn.Module, runtime: Runtime) -> Result:
         runtime.node.use_device(runtime.place.device.index)
     divided = replace(module, runtime, built_in)
     if any(each.substitute for each in divided.replacements):
-        prepare(divided.module, announce=runtime.place.rank == 0)
+        prepare(divided.module, announce=runtime.place.rank == 0, generates_with_caches=False)
         name_layers(divided.module)
     if runtime.place.rank == 0:
         announce(divided, len(runtime.place.tp_ranks))
