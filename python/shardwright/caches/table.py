@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -42,6 +43,7 @@ class _Record:
 
     Attributes:
         id: Its id.
+        thread: The thread that has first seen it, which is that of a task.
         cache: The cache. It lives as long as the script holds it on the rank where it does.
         outlines: What was last seen of each layer.
         versions: How often that has changed.
@@ -53,6 +55,7 @@ class _Record:
 
     def __init__(self, id: CacheId, cache: Any, *, is_own: bool) -> None:
         self.id = id
+        self.thread = threading.get_ident()
         self._cache: Callable[[], Any] = weakref.ref(cache)
         if not is_own:
             self.hold(cache)
@@ -77,14 +80,20 @@ class _Record:
         """Let the cache live until another rank, where a script has it, needs it no more."""
         self._cache = lambda: cache
 
+    def let_go(self, cache: Any) -> None:
+        """Let the cache end with the last object that holds it, which its own layers must not be."""
+        self._cache = weakref.ref(cache)
+
     def note(self, index: int, name: str, arguments: tuple[Any, ...]) -> None:
         """Keep what was done with a layer that is elsewhere, until the next request to the rank that has it."""
         where: Where = vars(self.cache.layers[index])[WHERE]
         self.noted.append((where.rank, Operation(index, name, list(arguments))))
 
-    def refresh(self) -> None:
-        """Look at all layers."""
-        for index, layer in enumerate(layers_of(self.cache)):
+    def refresh(self, indices: Iterable[int] | None = None) -> None:
+        """Look at all layers, or at some."""
+        layers = layers_of(self.cache)
+        for index in range(len(layers)) if indices is None else indices:
+            layer = layers[index]
             outline = {name: outline_of(value) for name, value in vars(layer).items() if name != WHERE}
             if outline != self.outlines.get(index):
                 self.outlines[index] = outline
@@ -114,10 +123,10 @@ class _Record:
 class Received:
     """A cache that a call was given, in its execution."""
 
-    def __init__(self, record: _Record) -> None:
-        """Remember how it is before the call."""
+    def __init__(self, record: _Record, told: Iterable[int]) -> None:
+        """Remember how it is before the call, with layers of which the call has told."""
         self.record = record
-        record.refresh()
+        record.refresh(told)
         self.before = dict(record.versions)
         self.attributes = record.attributes
 
@@ -244,7 +253,8 @@ class CacheTable:
             getattr(cache.layers[operation.index], operation.name)(*operation.arguments)
         record.attributes = handle.attributes
         if handle.id is not None:
-            entered.append(Received(record))
+            changed = {one.index for one in (*handle.outlines, *handle.moved, *handle.operations)}
+            entered.append(Received(record, changed))
             told = record.told.setdefault(sender, {})
             for state in (*handle.outlines, *handle.moved):
                 told[state.index] = record.versions[state.index]
@@ -261,9 +271,12 @@ class CacheTable:
             for index, version in record.versions.items():
                 if version == one.before.get(index):
                     continue
-                if record.is_here(index):
+                layer = record.cache.layers[index]
+                if not isinstance(layer, Elsewhere):
+                    if index not in record.here and not getattr(layer, "is_initialized", True):
+                        continue  # made on the way to a later one
                     record.here.add(index)
-                kind = class_name(kind_of(record.cache.layers[index]))
+                kind = class_name(kind_of(layer))
                 outlines.append(LayerState(index, kind, record.outlines[index]))
                 told[index] = version
             now = {name: named(value) for name, value in plain_attributes(record.cache).items()}
@@ -280,7 +293,7 @@ class CacheTable:
             if attributes is not None:
                 vars(record.cache).update({name: value_of(value) for name, value in attributes.items()})
             self._take(record, outlines, sender)
-            record.refresh()
+            record.refresh(state.index for state in outlines)
             told = record.told.setdefault(sender, {})
             for state in outlines:
                 told[state.index] = record.versions[state.index]
@@ -303,14 +316,31 @@ class CacheTable:
         """Return the tensors of all layers that this rank has for caches of other ranks, and of its own."""
         return [
             tensor
-            for record in self._records.values()
+            for record in list(self._records.values())
             for layer in layers_of(record.cache)
             if not isinstance(layer, Elsewhere)
             for tensor in tensors_of(vars(layer))
         ]
 
+    def end_step(self) -> list[CacheId]:
+        """End a step on the root of a pipeline; return the caches that live, which other ranks are to keep."""
+        self._released.clear()
+        return self.ids
+
+    def begin_generation(self) -> int:
+        """Begin a generation in the calling thread; return what it is ended with."""
+        return next(self._numbers)
+
+    def end_generation(self, began: int) -> None:
+        """Let go of the caches that the calling thread has created meanwhile, which nothing uses any more."""
+        for record in list(self._records.values()):
+            is_own = record.id[0] == self._rank and record.id[1] > began
+            if is_own and record.thread == threading.get_ident():
+                layers_of(record.cache).clear()  # what holds the cache still, such as garbage, holds no contents
+                self._release(record.id)
+
     def keep(self, ids: Iterable[CacheId]) -> None:
-        """Forget all caches but these, at the end of a step."""
+        """Forget all caches but these, at the end of a step on another rank than the root."""
         for id in self._records.keys() - {tuple(id) for id in ids}:
             self._release(id)  # type: ignore[arg-type]
         self._released.clear()
@@ -331,6 +361,7 @@ class CacheTable:
             return
         if (cache := record.found()) is not None:
             self._by_cache.pop(cache, None)
+            record.let_go(cache)
         for rank in record.told:
             self._released.setdefault(rank, []).append(id)
 

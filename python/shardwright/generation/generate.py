@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from shardwright.caches import CacheTable
 from shardwright.execution.reproducible import numbers_of_script
 from shardwright.generation.batches import Part, Parts, joined, padding_of
 from shardwright.generation.draws import drawing
@@ -57,6 +58,10 @@ def _step(number: int) -> StepFunction[..., Any]:
 
 def _generated(model: DistributedModel, part: Part, within: Context) -> Any:
     """Generate for the sequences of a microbatch."""
+    table = current_runtime()[CacheTable]
+    began = table.begin_generation()
     with numbers_of_script(part.drawn), drawing(part.rows), within():
         result = model.generate(*part.args, **part.kwargs)
+        if isinstance(result, torch.Tensor):
+            table.end_generation(began)
         return result, torch.get_rng_state(), part.rows.draws, padding_of(model.module, part.kwargs)

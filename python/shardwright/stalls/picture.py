@@ -60,6 +60,7 @@ def describe(runtime: Runtime, script: int) -> str:
         # Who is in this library waits, and may do so for who is not.
         order = 2 if own is None else int(frame.f_code.co_filename.startswith(_OWN))
         found.append((order, _line(own or _innermost(frame, (_OWN,)) or frame), name))
+    frames.clear()  # this function's own is among them, and would keep all until garbage is collected
     places: dict[str, list[str]] = {}
     for _, place, name in sorted(found, key=lambda one: one[0]):
         places.setdefault(place, []).append(name)

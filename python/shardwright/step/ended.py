@@ -20,7 +20,8 @@ def tell(runtime: Runtime, results: list[Any], batch: Fingerprints | None) -> No
     """End the step on all ranks, with its results, one per microbatch, and the checksums of the root's batch."""
     sent = map_tensors(results, partial(deferring_large, runtime))
     weights = runtime[StepWeights]
-    runtime.server.end_step(*encode((sent, batch, weights.given, weights.counts, runtime[CacheTable].ids)))
+    caches = runtime[CacheTable].end_step()
+    runtime.server.end_step(*encode((sent, batch, weights.given, weights.counts, caches)))
 
 
 def hear(runtime: Runtime, body: tuple[_core.Spec, _core.TensorParts]) -> tuple[list[Any], Fingerprints | None]:
