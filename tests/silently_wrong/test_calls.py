@@ -171,7 +171,9 @@ EXPECTED: dict[str, Exact | Refused] = {
     "router logits of a model that was trained": Exact(),
     "a model that makes caches": Exact(),
     "a model that keeps states for generation": Exact(),
-    "a cache that the script gives": Refused("FrameError", "what it has added is there only", "generate under torch.no_grad()"),
+    "a cache that the script gives": Refused(
+        "FrameError", "what it has added is there only", "generate under torch.no_grad()"
+    ),
 }
 
 

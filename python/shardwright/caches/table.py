@@ -5,19 +5,18 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 
 from shardwright.caches.elsewhere import WHERE, Elsewhere, Where, kind_of, put_elsewhere
-from shardwright.caches.handles import CacheChanges, CacheHandle, CacheId, LayerState, Operation, outline_of
+from shardwright.caches.handles import CacheChanges, CacheHandle, CacheId, LayerState, outline_of
 from shardwright.caches.kinds import is_cache
 from shardwright.caches.objects import (
     class_name,
     contents,
     fill,
-    layer_class,
     layers_of,
     named,
     new_cache,
@@ -25,6 +24,7 @@ from shardwright.caches.objects import (
     tensors_of,
     value_of,
 )
+from shardwright.caches.record import Record
 from shardwright.errors import FrameError
 
 #: Why a cache of a failed step cannot be used.
@@ -38,92 +38,10 @@ _BY_VALUE = (
 )
 
 
-class _Record:
-    """What a rank knows of a cache.
-
-    Attributes:
-        id: Its id.
-        thread: The thread that has first seen it, which is that of a task.
-        cache: The cache. It lives as long as the script holds it on the rank where it does.
-        outlines: What was last seen of each layer.
-        versions: How often that has changed.
-        told: By rank, the versions that it knows.
-        here: Layers that modules on this rank have filled.
-        noted: Operations on layers that are elsewhere, in order, with the rank to tell.
-        attributes: The attributes that were last seen.
-    """
-
-    def __init__(self, id: CacheId, cache: Any, *, is_own: bool) -> None:
-        self.id = id
-        self.thread = threading.get_ident()
-        self._cache: Callable[[], Any] = weakref.ref(cache)
-        if not is_own:
-            self.hold(cache)
-        self.outlines: dict[int, dict[str, Any]] = {}
-        self.versions: dict[int, int] = {}
-        self.told: dict[int, dict[int, int]] = {}
-        self.here: set[int] = set()
-        self.noted: list[tuple[int, Operation]] = []
-        self.attributes: dict[str, Any] = {}
-
-    def found(self) -> Any:
-        """Return the cache; None if nobody holds it any more."""
-        return self._cache()
-
-    @property
-    def cache(self) -> Any:
-        cache = self._cache()
-        assert cache is not None, "a caller holds it"
-        return cache
-
-    def hold(self, cache: Any) -> None:
-        """Let the cache live until another rank, where a script has it, needs it no more."""
-        self._cache = lambda: cache
-
-    def let_go(self, cache: Any) -> None:
-        """Let the cache end with the last object that holds it, which its own layers must not be."""
-        self._cache = weakref.ref(cache)
-
-    def note(self, index: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Keep what was done with a layer that is elsewhere, until the next request to the rank that has it."""
-        where: Where = vars(self.cache.layers[index])[WHERE]
-        self.noted.append((where.rank, Operation(index, name, list(arguments))))
-
-    def refresh(self, indices: Iterable[int] | None = None) -> None:
-        """Look at all layers, or at some."""
-        layers = layers_of(self.cache)
-        for index in range(len(layers)) if indices is None else indices:
-            layer = layers[index]
-            outline = {name: outline_of(value) for name, value in vars(layer).items() if name != WHERE}
-            if outline != self.outlines.get(index):
-                self.outlines[index] = outline
-                self.versions[index] = self.versions.get(index, 0) + 1
-
-    def is_here(self, index: int) -> bool:
-        """Return whether this rank may use the contents of a layer."""
-        return not isinstance(self.cache.layers[index], Elsewhere)
-
-    def put_elsewhere(self, index: int, rank: int, kind: str, outline: dict[str, Any], why: str | None = None) -> None:
-        """Let another rank have the contents of a layer, which nobody can use here for the given reason, if any."""
-        layers = self.cache.layers
-        while len(layers) <= index:  # layers that are made at their first use
-            layers.append(object.__new__(layer_class(kind)))
-        where = Where(index, rank, self.note)
-        where.why = why
-        put_elsewhere(layers[index], where, outline)
-
-    def take_operations(self, rank: int) -> list[Operation]:
-        """Return, once, what a rank has to do with its layers."""
-        due = [operation for to, operation in self.noted if to == rank]
-        if due:
-            self.noted = [one for one in self.noted if one[0] != rank]
-        return due
-
-
 class Received:
     """A cache that a call was given, in its execution."""
 
-    def __init__(self, record: _Record, told: Iterable[int]) -> None:
+    def __init__(self, record: Record, told: Iterable[int]) -> None:
         """Remember how it is before the call, with layers of which the call has told."""
         self.record = record
         record.refresh(told)
@@ -138,8 +56,8 @@ class CacheTable:
         """Create a table without caches."""
         self._rank = rank
         self._numbers = itertools.count()
-        self._records: dict[CacheId, _Record] = {}
-        self._by_cache: weakref.WeakKeyDictionary[Any, _Record] = weakref.WeakKeyDictionary()
+        self._records: dict[CacheId, Record] = {}
+        self._by_cache: weakref.WeakKeyDictionary[Any, Record] = weakref.WeakKeyDictionary()
         #: The layers that modules fill, by the ids of model and module.
         self.layers_of_modules: dict[tuple[int, int], frozenset[int]] = {}
         #: By rank, the caches that it need not keep any more.
@@ -298,12 +216,12 @@ class CacheTable:
             for state in outlines:
                 told[state.index] = record.versions[state.index]
 
-    def _first_seen(self, handle: CacheHandle, cache: Any, *, is_own: bool) -> _Record:
+    def _first_seen(self, handle: CacheHandle, cache: Any, *, is_own: bool) -> Record:
         if handle.id is None:
-            return _Record((self._rank, -1), cache, is_own=False)
+            return Record((self._rank, -1), cache, is_own=False)
         if handle.id[0] == self._rank:
             raise FrameError(LOST)
-        return self._add(_Record((handle.id[0], handle.id[1]), cache, is_own=is_own), cache)
+        return self._add(Record((handle.id[0], handle.id[1]), cache, is_own=is_own), cache)
 
     # --- life
 
@@ -365,17 +283,17 @@ class CacheTable:
         for rank in record.told:
             self._released.setdefault(rank, []).append(id)
 
-    def _record_of(self, cache: Any) -> _Record:
+    def _record_of(self, cache: Any) -> Record:
         record = self._by_cache.get(cache)
         if record is None:
             for layer in layers_of(cache):
                 if isinstance(layer, Elsewhere):
                     raise FrameError(vars(layer)[WHERE].why or LOST)
             id = (self._rank, next(self._numbers))
-            record = self._add(_Record(id, cache, is_own=True), cache)
+            record = self._add(Record(id, cache, is_own=True), cache)
         return record
 
-    def _add(self, record: _Record, cache: Any) -> _Record:
+    def _add(self, record: Record, cache: Any) -> Record:
         self._records[record.id] = self._by_cache[cache] = record
         weakref.finalize(cache, self._release, record.id).atexit = False
         return record
@@ -389,7 +307,7 @@ class CacheTable:
         }
         return {**own, **inner}
 
-    def _take(self, record: _Record, outlines: Iterable[LayerState], sender: int, *, why: str | None = None) -> None:
+    def _take(self, record: Record, outlines: Iterable[LayerState], sender: int, *, why: str | None = None) -> None:
         for index, kind, outline in outlines:
             if index not in record.here:
                 record.put_elsewhere(index, sender, kind, outline, why)
