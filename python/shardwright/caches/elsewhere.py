@@ -112,7 +112,8 @@ def kind_of(layer: Any) -> type:
 def put_elsewhere(layer: Any, where: Where, outline: dict[str, Any]) -> None:
     """Let a layer know of its contents only what is told of them."""
     if not isinstance(layer, Elsewhere):
-        layer.__class__ = elsewhere(type(layer))
+        kind: Any = type(layer)
+        layer.__class__ = elsewhere(kind)
     own = vars(layer)
     own.clear()
     own.update({name: from_outline(value) for name, value in outline.items()})

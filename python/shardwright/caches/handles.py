@@ -34,12 +34,12 @@ class LayerState(NamedTuple):
     """A layer of a cache.
 
     Attributes:
-        index: Its number.
+        number: Its number.
         kind: Its class.
         state: Its attributes; tensors only if they are sent with it.
     """
 
-    index: int
+    number: int
     kind: str
     state: dict[str, Any]
 
@@ -47,7 +47,7 @@ class LayerState(NamedTuple):
 class Operation(NamedTuple):
     """What was done with a layer whose contents are elsewhere."""
 
-    index: int
+    number: int
     name: str
     arguments: list[Any]
 

@@ -102,9 +102,9 @@ def fill(layers: list[Any], state: LayerState) -> None:
     own = next(tensors_of(state.state), None)
     if "device" in state.state and own is not None:
         layer.device = own.device
-    while len(layers) <= state.index:
+    while len(layers) <= state.number:
         layers.append(object.__new__(layer_class(state.kind)))
-    layers[state.index] = layer
+    layers[state.number] = layer
 
 
 def _own(value: Any) -> Any:

@@ -88,7 +88,7 @@ class CacheTable:
                 record.put_elsewhere(index, to, kind, outline)
         record.refresh()
         told = record.told.setdefault(to, {})
-        with_it = {state.index for state in moved}
+        with_it = {state.number for state in moved}
         outlines = []
         for index, layer in enumerate(layers):
             if told.get(index) == record.versions[index]:
@@ -168,14 +168,15 @@ class CacheTable:
         for state in handle.moved:
             fill(cache.layers, state)
         for operation in handle.operations:
-            getattr(cache.layers[operation.index], operation.name)(*operation.arguments)
+            getattr(cache.layers[operation.number], operation.name)(*operation.arguments)
         record.attributes = handle.attributes
         if handle.id is not None:
-            changed = {one.index for one in (*handle.outlines, *handle.moved, *handle.operations)}
+            changed = {one.number for one in (*handle.outlines, *handle.moved)}
+            changed.update(one.number for one in handle.operations)
             entered.append(Received(record, changed))
             told = record.told.setdefault(sender, {})
             for state in (*handle.outlines, *handle.moved):
-                told[state.index] = record.versions[state.index]
+                told[state.number] = record.versions[state.number]
         return cache
 
     def changes(self, entered: Iterable[Received], to: int) -> list[CacheChanges]:
@@ -211,10 +212,10 @@ class CacheTable:
             if attributes is not None:
                 vars(record.cache).update({name: value_of(value) for name, value in attributes.items()})
             self._take(record, outlines, sender)
-            record.refresh(state.index for state in outlines)
+            record.refresh(state.number for state in outlines)
             told = record.told.setdefault(sender, {})
             for state in outlines:
-                told[state.index] = record.versions[state.index]
+                told[state.number] = record.versions[state.number]
 
     def _first_seen(self, handle: CacheHandle, cache: Any, *, is_own: bool) -> Record:
         if handle.id is None:
@@ -259,8 +260,8 @@ class CacheTable:
 
     def keep(self, ids: Iterable[CacheId]) -> None:
         """Forget all caches but these, at the end of a step on another rank than the root."""
-        for id in self._records.keys() - {tuple(id) for id in ids}:
-            self._release(id)  # type: ignore[arg-type]
+        for id in self._records.keys() - {(rank, number) for rank, number in ids}:
+            self._release(id)
         self._released.clear()
 
     def lose(self) -> None:

@@ -15,7 +15,7 @@ from shardwright.nn.huggingface.gpt2 import (
     translate_state_dict_to_hf_gpt2,
 )
 from shardwright.nn.huggingface.layer import PRE_NORM, activation, added_mask, returns_tuple
-from shardwright.transformers_models.adapter import holds_cache
+from shardwright.caches import holds_cache
 
 __all__ = [
     "get_hf_gpt2_transformer_layer_hooks",
