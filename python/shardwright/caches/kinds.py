@@ -7,6 +7,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
+#: Types of most arguments, which hold nothing.
+_LEAVES = frozenset((torch.Tensor, type(None), bool, int, float, str))
+
 
 def cache_class() -> type[Any] | None:
     """Return the class of caches; None if ``transformers`` has not been imported."""
@@ -27,6 +32,8 @@ def holds_cache(values: Any) -> bool:
 
 
 def _holds(value: Any, kind: type) -> bool:
+    if type(value) in _LEAVES:
+        return False
     if isinstance(value, Mapping):
         return any(_holds(item, kind) for item in value.values())
     if isinstance(value, list | tuple):
@@ -36,6 +43,8 @@ def _holds(value: Any, kind: type) -> bool:
 
 def replaced_in(value: Any, kind: type | tuple[type, ...], replace: Callable[[Any], Any]) -> Any:
     """Return a value in which all values of a class are replaced, in containers of Python and outputs too."""
+    if type(value) in _LEAVES:
+        return value
     if isinstance(value, kind):
         return replace(value)
     if isinstance(value, Mapping):

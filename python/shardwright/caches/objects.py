@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ class ClassName(NamedTuple):
     name: str
 
 
-def class_name(kind: type) -> str:
+@functools.cache
+def class_name(kind: Any) -> str:
     """Return what a class is called in messages."""
     return f"{kind.__module__}:{kind.__qualname__}"
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shardwright.caches.elsewhere import WHERE, Elsewhere, Where, put_elsewhere
+from shardwright.caches.elsewhere import WHERE, Where, put_elsewhere
 from shardwright.caches.handles import CacheId, Operation, outline_of
 from shardwright.caches.objects import layer_class, layers_of
 
@@ -73,10 +73,6 @@ class Record:
             if outline != self.outlines.get(index):
                 self.outlines[index] = outline
                 self.versions[index] = self.versions.get(index, 0) + 1
-
-    def is_here(self, index: int) -> bool:
-        """Return whether this rank may use the contents of a layer."""
-        return not isinstance(self.cache.layers[index], Elsewhere)
 
     def put_elsewhere(self, index: int, rank: int, kind: str, outline: dict[str, Any], why: str | None = None) -> None:
         """Let another rank have the contents of a layer, which nobody can use here for the given reason, if any."""

@@ -81,7 +81,7 @@ class CacheTable:
         layers = layers_of(cache)
         moved = []
         for index in sorted(needed):
-            if index < len(layers) and index not in record.here and record.is_here(index):
+            if index < len(layers) and index not in record.here and not isinstance(layers[index], Elsewhere):
                 layer, kind = layers[index], class_name(kind_of(layers[index]))
                 moved.append(LayerState(index, kind, contents(layer, detached=True)))
                 outline = {name: outline_of(value) for name, value in vars(layer).items()}
