@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,8 +21,7 @@ class ClassName(NamedTuple):
     name: str
 
 
-@functools.cache
-def class_name(kind: Any) -> str:
+def class_name(kind: type) -> str:
     """Return what a class is called in messages."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
