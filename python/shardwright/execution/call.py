@@ -152,7 +152,7 @@ def _call(
     number = frame.next_call_number()
     if (watcher := runtime[CallWatch].on_call) is not None:
         watcher(target, args, children)
-    given = _given(frame, target, args, switching.with_switches(kwargs, target.name))
+    given = _given(frame, target, args, switching.with_switches(kwargs))
     collected = collector.outgoing()
     context = context_of(target, task.state, checkpointing=frame.checkpointing, hooks=hooks, collector=collected)
     seed = reproducible.place()

@@ -6,13 +6,14 @@ from contextlib import ExitStack
 
 from torch import nn
 
-from shardwright.transformers_models import settings, switching
+from shardwright.transformers_models import adapter_methods, settings
 from shardwright.transformers_models.adapter import prepare
+from shardwright.transformers_models.switching import unswitched
 
-__all__ = ["install", "prepare"]
+__all__ = ["install", "prepare", "unswitched"]
 
 
 def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
     """Let code of steps switch what it may of a model that several ranks divide, for as long as the job runs."""
     settings.install(module, installed)
-    switching.install(module, model_id, installed)
+    adapter_methods.install(module, model_id, installed)

@@ -1,76 +1,82 @@
 """Adapters of ``peft`` that a step function switches: in its microbatch only, on every rank that its calls reach.
 
-What ``disable_adapter()`` and ``set_adapter`` of the model set on each of its layers in one process would be set on one
-rank only, and for all microbatches that run there meanwhile. So a switch is kept beside the task, and sent with calls.
-Gradients are not computed under it, since the backward, and what it computes again, would not know of it.
+What ``disable_adapter()`` and ``set_adapter`` set on each layer in one process would be set on one rank only, and for
+all microbatches that run there meanwhile. So a switch is kept beside the task, and sent with calls; what is computed
+again in the backward runs under the switches of its first computation. ``requires_grad`` stays as it is outside.
 """
 
 from __future__ import annotations
 
-import sys
+import functools
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from shardwright.errors import FrameError
-from shardwright.patches import original_of, replaced
 
 #: The argument under which switches are sent.
 _ARGUMENT = "__shardwright_adapters__"
 
 
 class Switch(NamedTuple):
-    """What adapters of a model are switched to.
+    """What adapters of a part of a model are switched to.
 
     Attributes:
-        disabled: Whether all are disabled.
-        active: Those that are active if not; empty for those that are set outside of steps.
+        disabled: Whether all are disabled; None for what is set outside of steps.
+        active: Those that are active if not; None for those that are set outside of steps.
+        frozen: Whether those are used and not trained.
+        rows: The adapter of each row of a batch, as ``adapter_names`` of a call says; None if it does not.
     """
 
-    disabled: bool
-    active: tuple[str, ...] = ()
+    disabled: bool | None = None
+    active: tuple[str, ...] | None = None
+    frozen: bool = False
+    rows: tuple[str, ...] | None = None
 
 
-Switches = Mapping[int, Switch]
-_NONE: Switches = MappingProxyType({})
-#: In a task of a step: what adapters of models are switched to, by the model's id, where they are.
-_switches: ContextVar[Switches | None] = ContextVar("shardwright_adapters", default=None)
-#: The models, by what ``peft`` made of them, and by their layers.
-_models: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+class _Part(NamedTuple):
+    """A part of a model that asks which adapters are active: a layer with adapters, or what ``peft`` made of the model.
+
+    Attributes:
+        model: The model's id.
+        number: Its number among those of the model, the same on all ranks.
+    """
+
+    model: int
+    number: int
 
 
-def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
-    """Let adapters of a model that several ranks divide be switched in steps, for as long as the job runs."""
-    peft = sys.modules.get("peft")
-    if peft is None or not isinstance(module, peft.PeftModel):
-        return
-    from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    for part in [one for one in module.modules() if isinstance(one, nn.Module)]:
-        if part is module or isinstance(part, (BaseTuner, BaseTunerLayer, AuxiliaryTrainingWrapper)):
-            _models[part] = model_id
-    installed.enter_context(
-        replaced(peft.PeftModel, {"disable_adapter": _disable_adapter, "set_adapter": _set_adapter, **_OF_MODELS})
-    )
-    installed.enter_context(replaced(BaseTuner, _OF_MODELS))
-    installed.enter_context(replaced(BaseTunerLayer, _OF_LAYERS))
-    installed.enter_context(replaced(AuxiliaryTrainingWrapper, _OF_WRAPPERS))
+_UNSWITCHED = Switch()
+#: In a task of a step: what parts are switched to, where they are.
+_switches: ContextVar[dict[_Part, Switch] | None] = ContextVar("shardwright_adapters", default=None)
+_parts: weakref.WeakKeyDictionary[nn.Module, _Part] = weakref.WeakKeyDictionary()
+#: How many parts a model has.
+_counts: dict[int, int] = {}
 
 
-class _Replaced(property):
-    """A property that can say what it replaces."""
+def number_parts(parts: Sequence[nn.Module], model_id: int) -> None:
+    """Let adapters of these parts of a model be switched in steps."""
+    _counts[model_id] = len(parts)
+    for number, part in enumerate(parts):
+        _parts[part] = _Part(model_id, number)
+
+
+def is_known(part: nn.Module) -> bool:
+    """Return whether this is code of a step, and a part of a model that several ranks divide."""
+    return _switches.get() is not None and part in _parts
+
+
+# --- tasks
 
 
 def begin_task() -> None:
     """Begin a task of a step, in a context of its own."""
-    _switches.set(_NONE)
+    _switches.set({})
 
 
 def end_step_function() -> None:
@@ -82,18 +88,20 @@ def end_step_function() -> None:
         )
 
 
+def in_step() -> bool:
+    """Return whether this is code of a step."""
+    return _switches.get() is not None
+
+
 def are_switched() -> bool:
     """Return whether adapters are switched in this task."""
     return bool(_switches.get())
 
 
-def with_switches(kwargs: Mapping[str, Any], module: str) -> Mapping[str, Any]:
+def with_switches(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of a call to another rank, with the switches that it runs under."""
     switches = _switches.get()
-    if not switches:
-        return kwargs
-    _check_grad_mode(module)
-    return {**kwargs, _ARGUMENT: [[model, switch.disabled, *switch.active] for model, switch in switches.items()]}
+    return {**kwargs, _ARGUMENT: _encoded(switches)} if switches else kwargs
 
 
 @contextmanager
@@ -103,108 +111,122 @@ def received(kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if told is None:
         yield kwargs
         return
-    token = _switches.set({model: Switch(disabled, tuple(names)) for model, disabled, *names in told})
+    token = _switches.set(_decoded(told))
     try:
         yield {name: value for name, value in kwargs.items() if name != _ARGUMENT}
     finally:
         _switches.reset(token)
 
 
-def in_step() -> bool:
-    """Return whether this is code of a step."""
-    return _switches.get() is not None
-
-
-def _of(layer: nn.Module) -> Switch | None:
-    """Return what the adapters of a layer's model are switched to; None if they are not."""
-    switches = _switches.get()
-    if not switches or (switch := switches.get(_models.get(layer, -1))) is None:
-        return None
-    _check_grad_mode(type(layer).__name__)
-    return switch
-
-
-def _check_grad_mode(module: str) -> None:
-    if torch.is_grad_enabled():
-        raise FrameError(
-            f"adapters were switched in the step function, and {module!r} was called with gradients enabled, whose "
-            "backward would not know of it: call the model under torch.no_grad() there, or switch adapters outside of "
-            "the step function, on every rank"
-        )
-
-
 @contextmanager
-def _disable_adapter(model: Any) -> Iterator[None]:
-    """Replace ``PeftModel.disable_adapter``."""
-    switches, known = _switches.get(), _models.get(model)
-    if switches is None or known is None or model.active_peft_config.is_prompt_learning:
-        with original_of(_disable_adapter)(model):
-            yield
+def unswitched() -> Iterator[None]:
+    """Run a block as outside of steps: a trace is to see the adapters that a first call may have disabled."""
+    if not _switches.get():
+        yield
         return
-    before = _switched_to(known).disabled
-    _switch(model, known, _switched_to(known)._replace(disabled=True))
+    token = _switches.set({})
     try:
         yield
     finally:
-        _switch(model, known, _switched_to(known)._replace(disabled=before))
+        _switches.reset(token)
 
 
-def _set_adapter(model: Any, adapter_name: str, *args: Any, **kwargs: Any) -> None:
-    """Replace ``PeftModel.set_adapter``."""
-    switches, known = _switches.get(), _models.get(model)
-    if switches is None or known is None:
-        original_of(_set_adapter)(model, adapter_name, *args, **kwargs)
+class _Again(functools.partial[Any]):
+    """A function that is computed again in the backward, under the switches of its first computation."""
+
+    switches: dict[_Part, Switch]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        token = _switches.set(dict(self.switches))
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            _switches.reset(token)
+
+
+def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs under the switches of now whenever it is called, in a step."""
+    switches = _switches.get()
+    if switches is None:
+        return function
+    remembering = _Again(function)
+    remembering.switches = dict(switches)
+    return remembering
+
+
+def _encoded(switches: Mapping[_Part, Switch]) -> list[Any]:
+    """What switches are sent as: models, their switches, and the numbers of their parts, None for all of them."""
+    groups: dict[tuple[int, Switch], list[int]] = {}
+    for part, switch in switches.items():
+        groups.setdefault((part.model, switch), []).append(part.number)
+    return [
+        [
+            model,
+            [list(value) if isinstance(value, tuple) else value for value in switch],
+            None if len(numbers) == _counts[model] else numbers,
+        ]
+        for (model, switch), numbers in groups.items()
+    ]
+
+
+def _decoded(told: Sequence[Any]) -> dict[_Part, Switch]:
+    return {
+        _Part(model, number): Switch(*(tuple(value) if isinstance(value, list) else value for value in switch))
+        for model, switch, numbers in told
+        for number in (range(_counts[model]) if numbers is None else numbers)
+    }
+
+
+# --- parts
+
+
+def switch_of(part: nn.Module) -> Switch:
+    """Return what a part is switched to in this task."""
+    switches = _switches.get()
+    if not switches or (place := _parts.get(part)) is None:
+        return _UNSWITCHED
+    return switches.get(place, _UNSWITCHED)
+
+
+def switch(part: nn.Module, **change: Any) -> None:
+    """Switch a part, in this task; no more if that is what is set outside of steps."""
+    switches, place, own = _switches.get(), _parts[part], vars(part)
+    assert switches is not None, "switches are those of a step"
+    switched = switches.get(place, _UNSWITCHED)._replace(**change)
+    if switched.disabled is own.get("_adapters_disabled", own.get("_disable_adapters", False)):
+        switched = switched._replace(disabled=None)
+    outside = own.get("active_adapter", own.get("_active_adapter", ()))
+    if not switched.frozen and switched.active == ((outside,) if isinstance(outside, str) else tuple(outside)):
+        switched = switched._replace(active=None)
+    if switched == _UNSWITCHED:
+        switches.pop(place, None)
+    else:
+        switches[place] = switched
+
+
+def check_trained(part: Any, switched: Switch) -> None:
+    """Raise :class:`FrameError` if other adapters would be trained than those that require gradients outside of steps.
+
+    Args:
+        part: A layer that is about to run.
+        switched: What it is switched to.
+    """
+    if switched.active is None or switched.disabled or not torch.is_grad_enabled():
         return
-    if adapter_name not in model.peft_config:
-        raise ValueError(f"Adapter {adapter_name} not found.")
-    _switch(model, known, _switched_to(known)._replace(active=(adapter_name,)))
-
-
-def _switched_to(model_id: int) -> Switch:
-    return (_switches.get() or _NONE).get(model_id, Switch(disabled=False))
-
-
-def _switch(model: Any, model_id: int, switch: Switch) -> None:
-    """Switch the adapters of a model, in this task; no more if that is what is set outside of steps."""
-    if switch.active == (vars(model)["active_adapter"],):
-        switch = switch._replace(active=())
-    others = {one: own for one, own in (_switches.get() or _NONE).items() if one != model_id}
-    _switches.set({**others, model_id: switch} if switch != Switch(disabled=False) else others)
-
-
-def _disable_adapters(layer: Any) -> bool:
-    switch = _of(layer)
-    return bool(layer._disable_adapters) if switch is None else switch.disabled or bool(layer._disable_adapters)
-
-
-def _active_adapter(layer: Any) -> Any:
-    switch = _of(layer)
-    return list(switch.active) if switch is not None and switch.active else layer._active_adapter
-
-
-def _active_adapters(layer: Any) -> list[str]:
-    active = _active_adapter(layer)
-    return [active] if isinstance(active, str) else active
-
-
-def _active_adapter_of_model(model: Any) -> Any:
-    """Replace the attribute of that name, which is then that of the task."""
-    try:
-        own = vars(model)["active_adapter"]
-    except KeyError:
-        raise AttributeError(f"{type(model).__name__!r} object has no attribute 'active_adapter'") from None
-    active = _switched_to(_models.get(model, -1)).active
-    return active[0] if active else own
-
-
-def _set_active_adapter_of_model(model: Any, value: Any) -> None:
-    vars(model)["active_adapter"] = value
-
-
-_OF_MODELS = {"active_adapter": _Replaced(_active_adapter_of_model, _set_active_adapter_of_model)}
-_OF_LAYERS = {"disable_adapters": _Replaced(_disable_adapters), "active_adapter": _Replaced(_active_adapter)}
-_OF_WRAPPERS = {
-    "disable_adapters": _Replaced(_disable_adapters),
-    "active_adapter": _Replaced(_active_adapter),
-    "active_adapters": _Replaced(_active_adapters),
-}
+    held = [
+        parameter
+        for name in part.adapter_layer_names
+        for adapter, entry in getattr(part, name).items()
+        if adapter in switched.active
+        for parameter in (entry.parameters() if isinstance(entry, nn.Module) else [entry])
+    ]
+    is_trained = any(parameter.requires_grad for parameter in held)
+    if held and is_trained == switched.frozen:
+        names, do = " and ".join(map(repr, switched.active)), "require" if is_trained else "do not require"
+        raise FrameError(
+            f"the step function has set the adapter {names} {'' if is_trained else 'not '}to be frozen, and its "
+            f"weights {do} gradients outside of it. What is trained is set there, on every rank: "
+            f"model.set_requires_grad({list(switched.active)!r}, {not is_trained}); or run it under torch.no_grad(), or "
+            f"give set_adapter inference_mode={not switched.frozen}"
+        )

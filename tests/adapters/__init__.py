@@ -1,0 +1,1 @@
+"""Adapters of peft over pipeline ranks, beside peft in one process."""

@@ -1,0 +1,193 @@
+"""What scripts do with adapters in a step: each case runs the same code over ranks and in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import peft
+import torch
+
+from tests.adapters.networks import Net, adapted, lora
+
+#: Computes the loss of a microbatch.
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def plain_loss(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Without any switch."""
+    return model(inputs).square().mean()  # type: ignore[no-any-return]
+
+
+def beside_base(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """How far the model is from its base, as in a loss with a reference."""
+    with torch.no_grad(), model.disable_adapter():
+        base = model(inputs)
+    return (model(inputs) - base).square().mean()  # type: ignore[no-any-return]
+
+
+def base_with_gradients(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """The base has gradients too, of what is trained in it."""
+    with model.disable_adapter():
+        base = model(inputs)
+    return model(inputs).square().mean() + base.square().mean()  # type: ignore[no-any-return]
+
+
+def both(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Two adapters, one after another."""
+    before = model.active_adapter
+    model.set_adapter("other")
+    others = model(inputs)
+    model.set_adapter(before)
+    return model(inputs).square().mean() + others.sin().mean()  # type: ignore[no-any-return]
+
+
+def frozen(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Another adapter, which is not trained, with gradients through it."""
+    model.set_adapter("other", inference_mode=True)
+    others = model(inputs)
+    model.set_adapter("default")
+    return (model(inputs) - others).square().mean()  # type: ignore[no-any-return]
+
+
+def by_microbatch(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Which adapter runs depends on the microbatch."""
+    if int(inputs.sum()) % 2:
+        return plain_loss(model, inputs)
+    model.set_adapter("other")
+    loss = model(inputs).sin().mean()
+    model.set_adapter("default")
+    return loss  # type: ignore[no-any-return]
+
+
+def together(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Both adapters at once."""
+    model.base_model.set_adapter(["default", "other"])
+    loss = model(inputs).square().mean()
+    model.base_model.set_adapter("default")
+    return loss + model(inputs).sin().mean()  # type: ignore[no-any-return]
+
+
+def nested(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Contexts in one another, an adapter that is set in one, and exceptions that leave them."""
+    with model.disable_adapter():
+        with model.disable_adapter():
+            first = model(inputs)
+        model.set_adapter("other")
+        second = model(inputs)
+    with suppress(KeyError), model.disable_adapter():
+        raise KeyError("away")
+    third = model(inputs)
+    model.set_adapter("default")
+    return first.square().mean() + second.sin().mean() + third.cos().mean() + plain_loss(model, inputs)  # type: ignore[no-any-return]
+
+
+def layers_disabled(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """By the methods that the context uses."""
+    model.disable_adapter_layers()
+    base = model(inputs)
+    model.enable_adapter_layers()
+    return (model(inputs) - base).square().mean()  # type: ignore[no-any-return]
+
+
+def ask(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Code that asks what is active."""
+    with model.disable_adapter():
+        pass
+    model.set_adapter("other")
+    assert model.active_adapter == "other"
+    assert model.active_adapters == ["other"]
+    loss = model(inputs).square().mean() if model.active_adapter == "other" else 0
+    model.set_adapter("default")
+    assert model.active_adapters == ["default"]
+    return loss + plain_loss(model, inputs)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that scripts do.
+
+    Attributes:
+        loss: Computes the loss of a microbatch.
+        build: Makes the model.
+        between: What is done to it between steps, by all ranks.
+        trains: Whether it is trained; otherwise it is evaluated.
+        far: Modules of the second rank, by name, in place of those of the network.
+    """
+
+    loss: Loss = plain_loss
+    build: Callable[[], Any] = adapted
+    between: Callable[[Any], None] = field(default=lambda model: None)
+    trains: bool = True
+
+
+def two(**given: Any) -> Callable[[], Any]:
+    """Two adapters."""
+    return lambda: adapted(lora, "other", **given)
+
+
+def saved_modules() -> peft.PeftConfig:
+    """Adapters with a head of their own."""
+    return lora(target_modules=["first", "second"], modules_to_save=["head"])
+
+
+def of(kind: Any, *names: str, **given: Any) -> Callable[[], Any]:
+    """A model with adapters of a kind."""
+    config = {"target_modules": ["first", "second", "third"], **given}
+    return lambda: adapted(lambda: kind(**config), *names)
+
+
+def unfrozen() -> Any:
+    """A base of which something is trained beside the adapters."""
+    model = adapted(lora)
+    model.base_model.model.norm.requires_grad_(True)
+    model.base_model.model.second.base_layer.bias.requires_grad_(True)
+    return model
+
+
+def one_then_other(model: Any) -> None:
+    """Train another adapter from the next step on."""
+    model.set_adapter("other")
+    model.set_requires_grad(["default", "other"])
+
+
+CASES: dict[str, Case] = {
+    "disabled": Case(beside_base),
+    "disabled, checkpointed": Case(beside_base, lambda: adapted(lora, checkpoints=True)),
+    "disabled, with gradients": Case(base_with_gradients, unfrozen),
+    "set": Case(both, two()),
+    "set, checkpointed": Case(both, two(checkpoints=True)),
+    "set, frozen": Case(frozen, lambda: _without_gradients(adapted(lora, "other"))),
+    "set by microbatch": Case(by_microbatch, two()),
+    "set together": Case(together, two()),
+    "nested": Case(nested, two()),
+    "nested, checkpointed": Case(nested, two(checkpoints=True)),
+    "asked": Case(ask, two()),
+    "layers disabled": Case(layers_disabled),
+    "set between steps": Case(plain_loss, two(), one_then_other),
+    "evaluated": Case(nested, two(), trains=False),
+    "modules to save, disabled": Case(beside_base, lambda: adapted(saved_modules)),
+    "modules to save, set": Case(both, lambda: adapted(saved_modules, "other")),
+    "dora": Case(beside_base, of(peft.LoraConfig, r=2, use_dora=True, init_lora_weights=False)),
+    "rslora": Case(both, of(peft.LoraConfig, "other", r=2, use_rslora=True, init_lora_weights=False)),
+    "ia3": Case(both, of(peft.IA3Config, "other", feedforward_modules=["third"])),
+    "loha": Case(both, of(peft.LoHaConfig, "other", r=2)),
+    "lokr": Case(both, of(peft.LoKrConfig, "other", r=2)),
+    "vera": Case(beside_base, of(peft.VeraConfig, r=2)),
+    "oft": Case(beside_base, of(peft.OFTConfig, oft_block_size=3, r=0)),
+    "boft": Case(beside_base, of(peft.BOFTConfig, boft_block_size=3)),
+    "normalization": Case(beside_base, of(peft.LNTuningConfig, target_modules=["norm"])),
+    "embedding": Case(both, of(peft.LoraConfig, "other", r=2, target_modules=["table", "second"])),
+    "tokens": Case(beside_base, lambda: adapted(lambda: peft.TrainableTokensConfig(token_indices=[1, 3], target_modules=["table"]))),
+    "lora and tokens": Case(beside_base, of(peft.LoraConfig, r=2, trainable_token_indices={"table": [1, 3]})),
+}
+
+
+def _without_gradients(model: Any) -> Any:
+    model.set_requires_grad("other", False)
+    return model
+
+
+__all__ = ["CASES", "Case", "Net"]

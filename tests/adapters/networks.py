@@ -1,0 +1,66 @@
+"""Small models with adapters, which layers of two ranks make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, ROWS, TOKENS = 6, 4, 7
+
+
+class Net(nn.Module):
+    """Layers of which the last ones are on another rank, with a table and a normalization before them."""
+
+    def __init__(self, *, checkpoints: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 3)
+        self.checkpoints = checkpoints
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        values = self.norm(self.table(inputs))
+        for layer in (self.first, self.second, self.third):
+            ran = checkpoint(layer, values, use_reentrant=False) if self.checkpoints else layer(values)
+            values = torch.tanh(ran)
+        outputs: torch.Tensor = self.head(values)
+        return outputs
+
+
+def far_modules(net: Net) -> list[nn.Module]:
+    """The modules that the second rank runs."""
+    return [net.second, net.third, net.head]
+
+
+def lora(**more: Any) -> peft.PeftConfig:
+    """Low-rank adapters that change what the model computes from the beginning."""
+    return peft.LoraConfig(
+        **{"r": 2, "target_modules": ["first", "second", "third"], "init_lora_weights": False, **more}
+    )
+
+
+def adapted(config: Callable[[], peft.PeftConfig] = lora, *names: str, **given: Any) -> Any:
+    """A model with adapters ``default`` and those of further names, all of which are trained."""
+    torch.manual_seed(4)
+    model = peft.get_peft_model(Net(**given), config())  # type: ignore[arg-type]
+    for name in names:
+        model.add_adapter(name, config())
+    model.double()
+    drawn = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or any(f".{other}" in name for other in names):
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=drawn, dtype=parameter.dtype)
+    if names:
+        model.set_requires_grad(["default", *names])
+    return model
+
+
+def batch(number: int) -> torch.Tensor:
+    """Rows of tokens."""
+    return torch.randint(TOKENS, (ROWS, 5), generator=torch.Generator().manual_seed(number))

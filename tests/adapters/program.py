@@ -1,0 +1,98 @@
+"""Runs cases of adapters as a rank: ``program.py NAMES``, with ``|`` between names; says how each came out."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from typing import Any
+
+import shardwright as smp
+import torch
+
+from tests.adapters.cases import CASES, Case
+from tests.adapters.networks import batch, far_modules
+
+STEPS, MICROBATCHES = 3, 2
+
+
+def run_plainly(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of one process."""
+    model = case.build().train(case.trains)
+    model.base_model.model.checkpoints = False  # peft alone would compute again with what is active by then
+    flags = {name: one.requires_grad for name, one in model.named_parameters()}
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        total = 0.0
+        for rows in batch(step).chunk(MICROBATCHES):
+            with torch.set_grad_enabled(case.trains):
+                loss = case.loss(model, rows)
+            for name, parameter in model.named_parameters():  # which peft has changed with what is active
+                parameter.requires_grad_(flags[name])
+            if case.trains:
+                (loss / MICROBATCHES).backward()
+            total += float(loss) / MICROBATCHES
+        losses.append(total)
+        optimizer.step()
+        optimizer.zero_grad()
+        case.between(model)
+    return losses, model.state_dict()
+
+
+def run_over_ranks(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of all ranks."""
+    module = case.build().train(case.trains)
+    for part in far_modules(module.base_model.model):
+        smp.set_partition(part, 1)
+    model = smp.DistributedModel(module)
+    optimizer = smp.DistributedOptimizer(
+        torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    )
+
+    @smp.step
+    def step(model: Any, rows: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(case.trains):
+            loss = case.loss(model, rows)
+        if case.trains:
+            model.backward(loss)
+        return loss.detach()
+
+    losses = []
+    for number in range(STEPS):
+        losses.append(float(step(model, batch(number)).reduce_mean()))
+        if case.trains:
+            optimizer.step()
+            optimizer.zero_grad()
+        case.between(model.module)
+    return losses, model.state_dict()
+
+
+def outcome(case: Case) -> str:
+    """How far a case is from the plain one."""
+    (plain, weights), (ours, state) = run_plainly(case), run_over_ranks(case)
+    assert list(weights) == list(state), "the names of weights are others"
+    away = max(float((weights[name] - state[name]).abs().max()) for name in weights)
+    apart = max(abs(first - second) for first, second in zip(plain, ours, strict=True))
+    moved = case.build().state_dict()
+    if case.trains:
+        assert any(not torch.equal(weights[name], moved[name]) for name in weights), "nothing was trained"
+    return "exact" if apart < 1e-12 and away < 1e-12 else f"losses {apart:.1e} apart, weights {away:.1e}"
+
+
+def main() -> None:
+    """Run them."""
+    warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float64)
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": MICROBATCHES, "stall_timeout_seconds": 60})
+    for name in sys.argv[1].split("|"):
+        try:
+            said = outcome(CASES[name])
+        except Exception as error:
+            traceback.print_exc()
+            said = f"{type(error).__name__}: {error}"
+        print(f"{name}: {' '.join(said.split())}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
