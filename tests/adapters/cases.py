@@ -185,6 +185,46 @@ CASES: dict[str, Case] = {
 }
 
 
+def rows(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """An adapter for each row, or none."""
+    names = ["other", "__base__", "default", "other"][: len(inputs)]
+    mixed = model(inputs, adapter_names=names)
+    return mixed.square().mean() + plain_loss(model, inputs)  # type: ignore[no-any-return]
+
+
+def add(model: Any) -> None:
+    """Add an adapter, which is trained from then on."""
+    if "late" not in model.peft_config:
+        torch.manual_seed(8)
+        model.add_adapter("late", lora())
+        model.double()
+    model.set_adapter("late")
+
+
+def exchange(model: Any) -> None:
+    """Delete an adapter, and go on with the other."""
+    if "default" in model.peft_config:
+        model.delete_adapter("default")
+        model.set_adapter("other")
+
+
+def merge(model: Any) -> None:
+    """Merge adapters and take them out again."""
+    model.base_model.merge_adapter()
+    model.base_model.unmerge_adapter()
+
+
+CASES |= {
+    "vera": Case(beside_base, of(peft.VeraConfig, r=2)),
+    "rows": Case(rows, two(), trains=False),
+    "added": Case(plain_loss, adapted, add),
+    "added, disabled": Case(beside_base, adapted, add),
+    "deleted": Case(plain_loss, two(), exchange),
+    "merged": Case(plain_loss, two(), merge),
+    "adalora": Case(plain_loss, of(peft.AdaLoraConfig, init_r=2, target_r=1, total_step=100)),
+}
+
+
 def _without_gradients(model: Any) -> Any:
     model.set_requires_grad("other", False)
     return model

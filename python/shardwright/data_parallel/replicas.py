@@ -58,6 +58,11 @@ class Replicas:
             self._rdp_reducer = self._make_reducer(over_rdp, ", distributed")
         self._begin_reducers(parameters, False)
 
+    def equalise(self, tensors: list[torch.Tensor]) -> None:
+        """Receive tensors that the model has got since from the first data-parallel rank."""
+        if self._reducer is not None:
+            self._equalise(tensors)
+
     def _make_reducer(self, collectives: Collectives, which: str) -> Reducer:
         reducer = Reducer(
             collectives,

@@ -10,6 +10,7 @@ from torch import nn
 
 from shardwright.contents import INTERNAL
 from shardwright.errors import NotOwnedError
+from shardwright.model.adapters import release_to, unknown_tensors
 from shardwright.model.local import LocalTensors
 from shardwright.model.remote_attribute import RemoteAttribute
 from shardwright.model.sentinel import Sentinel, release
@@ -36,6 +37,8 @@ class Ownership(LocalTensors):
         #: The sentinels on this rank by full name. A tied one is listed under each of its names.
         self.sentinels: dict[str, Sentinel] = {}
         self._checks: dict[int, _Slots] = {}
+        #: The names of all parameters and buffers that the model has, on any rank.
+        self._tensors = {name for entry in (*tree.parameters, *tree.buffers) for name in entry.names}
         self._replace(tree)
         self._replace_attributes(tree)
 
@@ -75,6 +78,32 @@ class Ownership(LocalTensors):
     def owner(self, path: str) -> int:
         """Return the pp_rank that runs the module with this path, or with this path as one of its other names."""
         return self.decision.modules[self._canonical[path]]
+
+    def path_of(self, module: nn.Module) -> str | None:
+        """Return the path that a module had when the model was divided; None for later ones."""
+        return self._paths.get(id(module))
+
+    def owner_of(self, path: str) -> int:
+        """Return the pp_rank that runs a module; of one that was made later, that of what it is in."""
+        while path not in self._canonical:
+            path = path.rpartition(".")[0]
+        return self.owner(path)
+
+    def take_over(self, path: str, part: nn.Module) -> list[torch.Tensor]:
+        """Release the tensors that a part has got since and other ranks own; return those that are this rank's."""
+        mine = []
+        for name, table, own, tensor in list(unknown_tensors(part, path, self._tensors)):
+            owner = self.owner_of(name.rpartition(".")[0])
+            self._tensors.add(name)
+            if owner == self.pp_rank:
+                mine.append(tensor)
+            else:
+                self.sentinels[name] = release_to(owner, name, table, own, tensor)
+        return mine
+
+    def forget_checks(self) -> None:
+        """Look anew at which weights remote modules have, after some were added or deleted on all ranks."""
+        self._checks.clear()
 
     def is_local(self, path: str) -> bool:
         """Return whether this rank runs the module with this path."""

@@ -29,6 +29,7 @@ from shardwright.frames.guards import divided_modules
 from shardwright.half_precision import accumulate_in_float32
 from shardwright.job.objects import receive_on, send_on
 from shardwright.job.runtime import Runtime
+from shardwright.model.adapters import AdaptersOfModel
 from shardwright.model.buffers import SavedBuffers
 from shardwright.model.hooks import DeferredLoads, PostPartitionHooks
 from shardwright.model.models import Models
@@ -90,9 +91,9 @@ class Placement:
         self.kept: StatefulModules | None = None
         if runtime.place.pp_size > 1:
             sync_batch_norm.refuse_other_groups(module, runtime.place.dp_ranks, runtime.place.device)
+            install(module, self.model_id, runtime.installed, AdaptersOfModel(self))
             for name, part in module.named_modules():
                 module_locations.add(part, name)
-            install(module, self.model_id, runtime.installed)
 
     @property
     def model(self) -> DistributedModel:

@@ -24,8 +24,6 @@ HINTS = {
     "save_pretrained": _SAVE,
     "push_to_hub": _SAVE,
     "merge_and_unload": _MERGE,
-    "merge_adapter": _MERGE,
-    "unmerge_adapter": _MERGE,
     "pickling": _COPY,
 }
 #: The functions that write to one weight after another, so that they must fail before the first write.

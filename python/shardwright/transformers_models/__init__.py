@@ -8,12 +8,13 @@ from torch import nn
 
 from shardwright.transformers_models import adapter_methods, settings
 from shardwright.transformers_models.adapter import prepare
+from shardwright.transformers_models.adapter_changes import Divided
 from shardwright.transformers_models.switching import unswitched
 
 __all__ = ["install", "prepare", "unswitched"]
 
 
-def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
+def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Divided) -> None:
     """Let code of steps switch what it may of a model that several ranks divide, for as long as the job runs."""
     settings.install(module, installed)
-    adapter_methods.install(module, model_id, installed)
+    adapter_methods.install(module, model_id, installed, adapters)

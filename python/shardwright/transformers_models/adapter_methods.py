@@ -17,6 +17,8 @@ from torch import nn
 from shardwright.errors import FrameError
 from shardwright.frames.guards import GENERATOR
 from shardwright.patches import original_of, replaced
+from shardwright.transformers_models import adapter_changes
+from shardwright.transformers_models.adapter_changes import Divided
 from shardwright.transformers_models.switching import (
     as_now,
     check_trained,
@@ -29,7 +31,7 @@ from shardwright.transformers_models.switching import (
 _MARK = "_shardwright_replaces_own"
 
 
-def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
+def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Divided) -> None:
     """Let adapters of a model that several ranks divide be switched in steps, for as long as the job runs."""
     if "peft" not in sys.modules:
         return
@@ -41,7 +43,9 @@ def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
     parts = [part for part in module.modules() if isinstance(part, kinds)]
     if not parts:
         return
+    _unshare_tables(parts)
     number_parts(parts, model_id)
+    adapter_changes.install(parts, installed, adapters)
     installed.enter_context(replaced(peft.PeftModel, {**_OF_PEFT_MODELS, **_OF_MODELS}))
     installed.enter_context(replaced(BaseTuner, _OF_MODELS))
     installed.enter_context(replaced(BaseTunerLayer, _OF_LAYERS))
@@ -57,6 +61,22 @@ def install(module: nn.Module, model_id: int, installed: ExitStack) -> None:
         for kind in {kind: None for part in parts if isinstance(part, root) for kind in type(part).__mro__}:
             if issubclass(kind, root):
                 _replace_own(kind, functions, installed)
+
+
+def _unshare_tables(parts: Sequence[nn.Module]) -> None:
+    """Give layers that share a table of buffers one of their own, with the same tensors, as they may be on other ranks."""
+    from peft.tuners._buffer_dict import BufferDict
+
+    seen: set[int] = set()
+    for part in parts:
+        for name, table in part._modules.items():
+            if not isinstance(table, BufferDict):
+                continue
+            if id(table) in seen:
+                own = BufferDict(persistent=table.persistent)
+                own.update(dict(table.items()))
+                part._modules[name] = own
+            seen.add(id(table))
 
 
 def _replace_own(kind: type, functions: Mapping[str, Callable[..., Any]], installed: ExitStack) -> None:
