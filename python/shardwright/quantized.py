@@ -7,7 +7,8 @@ a tensor that has no memory itself, and holds others. What is done with all tens
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -116,8 +117,6 @@ class _Reference:
     """Who has a weight, which does not keep it alive, and is not copied with it."""
 
     def __init__(self, layer: nn.Module) -> None:
-        import weakref
-
         self._layer = weakref.ref(layer)
 
     def __call__(self) -> nn.Module | None:
@@ -138,7 +137,7 @@ def describe(weight: torch.Tensor, placeholder: torch.Tensor) -> None:
         setattr(placeholder, name, None)
 
 
-def release(weight: Any, holders: list[nn.Module]) -> bool:
+def release(weight: Any, holders: Sequence[nn.Module]) -> bool:
     """Free a weight of bitsandbytes that another rank owns, and what its layers keep of it; False for other tensors."""
     if not _kind(weight):
         return False

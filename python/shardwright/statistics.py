@@ -13,6 +13,7 @@ from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import current_runtime
 from shardwright.model.models import Models
+from shardwright.quantized import num_bytes
 from shardwright.scheduling import Scheduling
 
 
@@ -43,7 +44,7 @@ def stats() -> dict[str, Any]:
         "steps": runtime.step.number,
         "rank": runtime.place.rank,
         "pipeline_parallel_degree": runtime.place.pp_size,
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "parameter_bytes": sum(map(num_bytes, parameters)),
         "buffer_bytes": sum(b.numel() * b.element_size() for b in buffers if b is not None),
         "gradient_bytes": sum(p.grad.numel() * p.grad.element_size() for p in parameters if p.grad is not None),
         "live_frames": len(runtime[FrameTable]),

@@ -20,6 +20,7 @@ from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
 from shardwright.data_parallel.taking_part import TakingPart
 from shardwright.data_parallel.uneven import JoinState
 from shardwright.errors import ShardwrightError
+from shardwright.quantized import plain_tensors
 
 T = TypeVar("T", bound=torch.Tensor)
 
@@ -124,7 +125,7 @@ class Replicas:
         lists: list[list[torch.Tensor]] = []
         open_lists: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         filled: dict[tuple[torch.dtype, torch.device], int] = {}
-        for tensor in (tensor.data for tensor in tensors):
+        for tensor in (part.data for tensor in tensors for part in plain_tensors(tensor)):
             kind = (tensor.dtype, tensor.device)
             if kind not in open_lists or filled[kind] + tensor.nbytes > CHUNK_BYTES:
                 open_lists[kind] = []

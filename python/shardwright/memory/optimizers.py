@@ -10,6 +10,7 @@ import torch
 from shardwright.half_precision import gradient_dtype
 from shardwright.half_precision.cast import HALF
 from shardwright.optimizer.offloading import StreamedState
+from shardwright.quantized import num_bytes
 from shardwright.sharded_data_parallel.parameters import shard_of
 
 #: Tensors of the size of a parameter that an optimizer keeps for it, by the options of its group.
@@ -112,4 +113,4 @@ def nbytes(tensor: torch.Tensor) -> int:
     tensor = shard_of(tensor)
     if tensor.layout is torch.sparse_coo:
         return nbytes(tensor._values()) + nbytes(tensor._indices())
-    return tensor.numel() * tensor.element_size()
+    return num_bytes(tensor)

@@ -63,7 +63,8 @@ class Ownership(LocalTensors):
                         getattr(entry.module, f"_{kind}s")[name] = absent[index]
                         self.sentinels[join_path(entry.path, name)] = absent[index]
             for index, sentinel in absent.items() if kind == "parameter" else ():
-                release(entries[index].tensor, sentinel)
+                holders = [tree.by_path[path].module for path in entries[index].holders]
+                release(entries[index].tensor, sentinel, holders)
 
     def _replace_attributes(self, tree: ModelTree) -> None:
         for full_name, ranks in self.decision.attributes.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwright import _core, logs
+from shardwright import _core, logs, quantized
 from shardwright.activation_checkpointing.interception import intercept_marked
 from shardwright.data_parallel import sync_batch_norm
 from shardwright.data_parallel.replicas import Replicas
@@ -98,8 +98,7 @@ class Placement:
     @property
     def model(self) -> DistributedModel:
         """The model, which owns this object."""
-        model = self._model()
-        assert model is not None, "a placement lives in its model"
+        assert (model := self._model()) is not None, "a placement lives in its model"
         return model
 
     @property
@@ -317,6 +316,7 @@ class Placement:
             for parameter in module._parameters.values():
                 if parameter is not None and not is_sentinel(parameter):
                     parameter.data = parameter.data.to(device)
+                    quantized.move(parameter, device)
             for name, buffer in module._buffers.items():
                 if buffer is not None and not is_sentinel(buffer):
                     module._buffers[name] = buffer.to(device)

@@ -8,13 +8,14 @@ tensor reports the wrong device and computes without an error.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from shardwright import quantized
 from shardwright.delayed.materialise import forget
 from shardwright.devices import with_index
 from shardwright.errors import NotOwnedError
@@ -237,13 +238,17 @@ def is_sentinel(value: object) -> bool:
     return type(value) in PLACEHOLDERS  # exact types: an instance check of parameters costs a Python call
 
 
-def release(original: torch.Tensor, sentinel: Sentinel) -> None:
+def release(original: torch.Tensor, sentinel: Sentinel, holders: Sequence[nn.Module] = ()) -> None:
     """Free the storage of a parameter that `sentinel` replaces, whatever still holds a reference to the parameter.
 
-    Only this object gives up the memory: a storage that other tensors share remains allocated for them.
+    Only this object gives up the memory: a storage that other tensors share remains allocated for them. What the modules
+    that hold it keep beside a weight of few bits is freed too.
     """
     original.grad = None
+    quantized.describe(original, sentinel)
     forget(original)
+    if quantized.release(original, holders):
+        return
     if type(original) is not nn.Parameter:
         # Custom tensor types define their own storage, so it is only safe to drop the reference from the module.
         return

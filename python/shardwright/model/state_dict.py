@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,13 +63,36 @@ def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> Ord
         for key, value in part.items():
             found.setdefault(key, value)
     found.pop(PARTIAL_KEY, None)
+    order = list(order)
+    later = _behind(order, found)
     result: OrderedDict[str, Any] = OrderedDict()
     for key in order:
+        if key in result:
+            continue
         if key not in found:
             raise PartitionError(f"no rank of the pipeline gave the values of {key!r}")
         result[key] = found.pop(key)
+        result.update((other, found.pop(other)) for other in later.get(key, ()) if other in found)
     result.update(found)
     return result
+
+
+def _behind(order: Sequence[str], found: Iterable[str]) -> dict[str, list[str]]:
+    """Return the keys that only the rank with a module's values has, by the key that they come after there.
+
+    A quantized layer has the scales of its weight in the state dict, and knows them on that rank only.
+    """
+    known, last, later = set(order), dict[str, str](), dict[str, list[str]]()
+    for key in found:
+        path = key.rpartition(".")[0]
+        if key in known:
+            last[path] = key
+            continue
+        while path and path not in last:
+            path = path.rpartition(".")[0]
+        if path in last:
+            later.setdefault(last[path], []).append(key)
+    return later
 
 
 def state_dict(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from shardwright import quantized
 from shardwright.delayed.materialise import is_delayed
 from shardwright.errors import PartitionError
 
@@ -20,8 +21,8 @@ def join_path(path: str, name: str) -> str:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Return the size in bytes of a tensor's elements, which is what a rank that owns it keeps."""
-    return tensor.numel() * tensor.element_size()
+    """Return the size in bytes of a tensor's elements, and of the scales of few bits, which a rank that owns it keeps."""
+    return quantized.num_bytes(tensor)
 
 
 def has_forward(module: nn.Module) -> bool:
@@ -32,6 +33,7 @@ def has_forward(module: nn.Module) -> bool:
 def address(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's values; 0 for a tensor without any."""
     has_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_delayed(tensor)
+    has_memory = has_memory and quantized.has_memory(tensor)
     return tensor.data_ptr() if has_memory else 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from shardwright import quantized
 from shardwright.errors import FrameError
 from shardwright.transformers_models import collector
 
@@ -40,6 +41,7 @@ def prepare(module: nn.Module, *, announce: bool) -> None:
             changed[0],
         )
     collector.install(module)
+    quantized.prepare(module)
 
 
 def refuse_cache(module: str, rank: int, arguments: Any) -> None:
