@@ -107,10 +107,10 @@ def prepare(module: nn.Module) -> None:
     """Have layers keep their weights as they do from their first forward on: a trace would undo that in part."""
     for layer in layers(module):
         weight = layer._parameters["weight"]
-        if _kind(weight) == "Int8Params":
-            if getattr(weight, "CB", None) is not None:
+        if hasattr(layer, "init_8bit_state"):
+            if _kind(weight) and getattr(weight, "CB", None) is not None:
                 layer.init_8bit_state()
-            weight._shardwright_layer = _Reference(layer)
+            weight._shardwright_layer = _Reference(layer)  # also if it has no values yet
 
 
 class _Reference:

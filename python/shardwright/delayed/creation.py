@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import nn
 
 from shardwright.creation import watch_creation
 from shardwright.delayed.materialise import materialise
+from shardwright.delayed.reading import reading_delayed
 from shardwright.delayed.tensor import DelayedTensor, dispatch
 from shardwright.dispatch_mode import DispatchMode
 from shardwright.errors import ConfigError
@@ -25,9 +27,15 @@ class _Noting(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not _delays.get():
+        if not _delays.get() or _on_meta(kwargs):
             return func(*args, **(kwargs or {}))
         return dispatch(func, args, kwargs or {}, creating=True)
+
+
+def _on_meta(kwargs: dict[str, Any] | None) -> bool:
+    """Return whether an operator makes something on the meta device, which takes no memory and never has values."""
+    device = None if kwargs is None else kwargs.get("device")
+    return device is not None and torch.device(device).type == "meta"
 
 
 @contextlib.contextmanager
@@ -53,7 +61,8 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     The operations that initialize each parameter are recorded with the state of the random number generator. They are
     run when ``smp.DistributedModel`` has partitioned the model, on the ranks that own the parameter. The values, and
     the state of the generators afterwards, are the same as without this context: random tensors are also drawn during
-    creation, one at a time, and freed. Buffers are created immediately. Code that reads a parameter before it is placed
+    creation, one at a time, and freed. Weights that ``from_pretrained`` of ``transformers`` loads from files of
+    safetensors are read, and quantized if it is told so, by the ranks that own them. Buffers are created immediately. Code that reads a parameter before it is placed
     gets its values, computed for this one operation. Code that writes other values to a parameter, such as
     ``load_state_dict``, allocates its memory.
 
@@ -72,7 +81,7 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
         if _delays.get():
             created.append(weakref.ref(module))
 
-    with watch_creation(note), noting():
+    with watch_creation(note), noting(), reading_delayed():
         yield
     for reference in created:
         module = reference()

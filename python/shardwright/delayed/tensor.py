@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 import torch
@@ -129,6 +129,22 @@ def real(tensor: DelayedTensor) -> torch.Tensor:
     return evaluate([tensor.value])[0]
 
 
+def noted(function: Callable[..., Any], inputs: Sequence[torch.Tensor], meta: torch.Tensor) -> DelayedTensor:
+    """Make a delayed tensor of what a function returns for others, delayed or not.
+
+    Args:
+        function: Returns one tensor, with memory of its own. It is called without modes and functions of torch.
+        inputs: The others.
+        meta: What it returns, on the meta device.
+    """
+    leaves, structure = tree_flatten((tuple(inputs), {}))
+    leaves = [leaf.value if isinstance(leaf, DelayedTensor) else leaf for leaf in leaves]
+    operation = Operation(function, leaves, structure)
+    value = Value(DelayedMemory(), operation)
+    value.memory.first, operation.results = value, [value]
+    return DelayedTensor(value, meta, torch.device("cpu"))
+
+
 def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
     """Replace the contents of a delayed tensor in place, by those of a tensor with values or of another delayed one.
 
@@ -139,11 +155,14 @@ def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
     if isinstance(other, DelayedTensor) and other.value is delayed.value:
         return
     is_parameter = isinstance(delayed, nn.Parameter)
+    own: dict[str, Any] = {}
     if isinstance(other, DelayedTensor):
         made: torch.Tensor = DelayedTensor(other.value, other.meta, other.device)
         made.requires_grad_(delayed.requires_grad)
         if is_parameter:
             made._is_param = True
+    elif isinstance(other, nn.Parameter) and type(other) is not nn.Parameter:  # of few bits, with scales
+        made, own = other, dict(vars(other))
     elif is_parameter:
         made = nn.Parameter(other, delayed.requires_grad)
     else:
@@ -154,6 +173,7 @@ def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
             setattr(made, hooks, getattr(delayed, hooks))
     refuse_views(delayed)
     exchange(delayed, made)
+    delayed.__dict__.update(own)
 
 
 def refuse_views(delayed: torch.Tensor) -> None:
