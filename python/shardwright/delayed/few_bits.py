@@ -16,11 +16,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from shardwright.delayed.operations import heap
 from shardwright.delayed.shapes import ShapeTensor
 from shardwright.delayed.tensor import DelayedTensor, noted, real
 from shardwright.patches import original_of, replaced
 
 _BITSANDBYTES = "transformers.integrations.bitsandbytes"
+#: How much memory is used for a while for each byte of a weight that is quantized.
+_SCRATCH = 8
+#: How many elements are quantized at once: more would take that much of more.
+_ELEMENTS = 1 << 19
 
 
 def install_conversions(stack: contextlib.ExitStack) -> None:
@@ -46,7 +51,9 @@ class _Making:
     about: Mapping[str, Any]
 
     def __call__(self, *tensors: torch.Tensor) -> nn.Parameter:
-        return self.make(*tensors, **self.about)
+        made = self.make(*tensors, **self.about)
+        heap.count(_SCRATCH * sum(tensor.nbytes for tensor in tensors if not tensor.is_meta))
+        return made
 
     def __str__(self) -> str:
         return self.make.__name__
@@ -118,8 +125,33 @@ def _of_4_bits(before: Mapping[str, Any]) -> _Making:
 def _make_4_bits(value: torch.Tensor, *, attributes: Mapping[str, Any]) -> nn.Parameter:
     kinds: Any = importlib.import_module("bitsandbytes.nn")
     known = {name: one for name, one in attributes.items() if not name.startswith("_")}
-    made: nn.Parameter = kinds.Params4bit(value, requires_grad=False, **known)._quantize(value.device)
-    return made
+    if value.is_meta or value.numel() <= _ELEMENTS or _ELEMENTS % (2 * known["blocksize"]):
+        made: nn.Parameter = kinds.Params4bit(value, requires_grad=False, **known)._quantize(value.device)
+        return made
+    packed, state = _quantized_in_parts(value, known)
+    known |= {"quant_state": state, "bnb_quantized": True}
+    if (layer := known.get("module")) is not None:
+        layer.quant_state = state
+    whole: nn.Parameter = kinds.Params4bit(packed, requires_grad=False, **known)
+    return whole
+
+
+def _quantized_in_parts(value: torch.Tensor, known: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
+    """Quantize a weight part by part, as its blocks are independent: the same numbers, with less memory meanwhile."""
+    functional: Any = importlib.import_module("bitsandbytes.functional")
+    options = {name: known[name] for name in ("blocksize", "quant_type", "quant_storage")}
+    flat, packed, scales, state = value.contiguous().reshape(-1), [], [], None
+    for part in flat.split(_ELEMENTS):
+        few, state = functional.quantize_4bit(part, compress_statistics=False, **options)
+        packed.append(few)
+        scales.append(state.absmax)
+    assert state is not None, "a weight has elements"
+    state.absmax, state.shape = torch.cat(scales), value.shape
+    if known["compress_statistics"]:
+        state.offset = state.absmax.mean()
+        state.absmax, state.state2 = functional.quantize_blockwise(state.absmax - state.offset, blocksize=256)
+        state.nested = True
+    return torch.cat(packed), state
 
 
 def _of_8_bits(before: Mapping[str, Any]) -> _Making:

@@ -34,7 +34,11 @@ class Heap:
 
     def add(self, tensors: list[torch.Tensor]) -> None:
         """Count created tensors, which may soon be freed."""
-        self._made += sum(tensor.nbytes for tensor in tensors)
+        self.count(sum(tensor.nbytes for tensor in tensors))
+
+    def count(self, num_bytes: int) -> None:
+        """Count bytes that were used, and may be free by now."""
+        self._made += num_bytes
         if self._made > _TRIMMED:
             self._made = 0
             if self._trim is not None:

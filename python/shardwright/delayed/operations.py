@@ -24,7 +24,7 @@ _OVERWRITING = frozenset(
     )
 )  # fmt: skip
 _numbers = itertools.count()
-_heap = Heap()
+heap = Heap()
 
 
 @dataclass(eq=False)
@@ -138,7 +138,7 @@ def evaluate(values: Sequence[Value]) -> list[torch.Tensor]:
             tensors.update(zip(operation.results, operation.run(tensors.__getitem__), strict=True))
             for value in expiring.get(index, ()):
                 tensors.pop(value, None)
-    _heap.add(list(tensors.values()))
+    heap.add(list(tensors.values()))
     return [tensors[value] for value in values]
 
 
