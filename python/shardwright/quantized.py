@@ -6,14 +6,17 @@ a tensor that has no memory itself, and holds others. What is done with all tens
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from shardwright.errors import ShardwrightError
 
 #: Attributes of weights of bitsandbytes, which code asks for on all ranks.
 _PLAIN_ATTRIBUTES = (
@@ -24,6 +27,8 @@ _PLAIN_ATTRIBUTES = (
     "bnb_quantized",
     "has_fp16_weights",
 )
+#: What state dicts have of 8-bit layers beside their parameters.
+_OF_8_BITS = ("SCB", "weight_format")
 _HELD_ATTRIBUTES = ("quant_state", "module", "CB", "SCB")
 
 
@@ -52,33 +57,32 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def beside(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the tensors that belong to a weight beside what is packed in it, by names; nothing for other tensors."""
-    kind = _kind(tensor)
-    if kind == "Params4bit":
-        return _of_state(getattr(tensor, "quant_state", None))
-    if kind == "Int8Params":
-        scale = getattr(tensor, "SCB", None)
-        if scale is None and (layer := getattr(tensor, "_shardwright_layer", None)) is not None:
-            scale = layer().state.SCB if layer() is not None else None
-        return {} if scale is None else {"SCB": scale}
+    """Return the tensors that belong to a weight beside what is packed in it, by names; nothing for other tensors.
+
+    Those of a delayed weight are on the meta device.
+    """
     if _is_made_of_others(tensor):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         found: dict[str, torch.Tensor] = {}
         for name in names:
             inner = getattr(tensor, name)
-            further = beside(inner)
-            found.update({f"{name}.{other}": one for other, one in further.items()})
+            found.update({f"{name}.{other}": one for other, one in beside(inner).items()})
             if has_memory(inner):
                 found[name] = inner
         return found
-    return {}
+    own = vars(tensor)
+    if own.get("quant_state") is not None:
+        return _of_state(own["quant_state"])
+    layer = own["_shardwright_layer"]() if "_shardwright_layer" in own else None
+    scale = own.get("SCB") if layer is None or own.get("SCB") is not None else layer.state.SCB
+    return {} if scale is None else {"SCB": scale}
 
 
 def _of_state(state: Any) -> dict[str, torch.Tensor]:
     if state is None:
         return {}
-    found = {"absmax": state.absmax, f"{state.quant_type}_map": state.code}
-    if state.state2 is not None:
+    found = {"absmax": state.absmax, "quant_map": state.code}
+    if getattr(state, "state2", None) is not None:
         found |= {"nested_absmax": state.state2.absmax, "nested_offset": state.offset}
     return found
 
@@ -98,9 +102,11 @@ def layers(module: nn.Module) -> Iterator[Any]:
     """Return the layers of bitsandbytes in a module."""
     if "bitsandbytes" not in sys.modules:
         return
-    for part in module.modules():
-        if type(part).__module__.startswith("bitsandbytes.") and "weight" in part._parameters:
-            yield part
+    yield from filter(_is_layer, module.modules())
+
+
+def _is_layer(part: nn.Module) -> bool:
+    return type(part).__module__.startswith("bitsandbytes.") and part._parameters.get("weight") is not None
 
 
 def prepare(module: nn.Module) -> None:
@@ -111,6 +117,74 @@ def prepare(module: nn.Module) -> None:
             if _kind(weight) and getattr(weight, "CB", None) is not None:
                 layer.init_8bit_state()
             weight._shardwright_layer = _Reference(layer)  # also if it has no values yet
+
+
+@contextlib.contextmanager
+def without_packing(module: nn.Module) -> Iterator[None]:
+    """Run a block in which layers leave their weights as they are, also where the processor could use another layout."""
+    found = [layer for layer in layers(module) if vars(layer).get("support_avx512bf16_for_cpu")]
+    for layer in found:
+        vars(layer)["support_avx512bf16_for_cpu"] = False
+    try:
+        yield
+    finally:
+        for layer in found:
+            vars(layer)["support_avx512bf16_for_cpu"] = True
+
+
+def unpack(module: nn.Module) -> None:
+    """Give weights that layers have laid out for the processor the layout that they are saved in."""
+    for layer in layers(module):
+        weight = layer._parameters["weight"]
+        state = vars(weight).get("quant_state")
+        if state is None or not getattr(state, "packing_format_for_cpu", False):
+            continue
+        functional: Any = sys.modules["bitsandbytes.functional"]
+        scales = state.absmax.T.reshape(-1).to(torch.float32)
+        weight.data, state = functional._convert_weight_packed_for_cpu_inverse(weight.data, state)
+        if getattr(state, "state2", None) is None:
+            state.absmax = scales
+
+
+def split_scales(module: nn.Module, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a state dict into what torch loads, and what belongs to weights of bitsandbytes, on whatever rank they are."""
+    named = [(path, part) for path, part in module.named_modules() if _is_layer(part)]
+    own = {f"{path}.{name}".lstrip(".") for path, part in named if hasattr(part, "state") for name in _OF_8_BITS}
+    before = tuple(f"{path}.weight.".lstrip(".") for path, _ in named)
+    scales = {key: value for key, value in state.items() if key in own or (before and key.startswith(before))}
+    return {key: value for key, value in state.items() if key not in scales}, scales
+
+
+def load_scales(module: nn.Module, scales: Mapping[str, Any]) -> None:
+    """Load what :func:`split_scales` has found.
+
+    Raises:
+        ShardwrightError: A weight is quantized in another way, or not made yet.
+    """
+    for path, part in module.named_modules() if scales else ():
+        weight = part._parameters.get("weight")
+        if not _is_layer(part) or weight is None:
+            continue
+        prefix = f"{path}.".lstrip(".")
+        for name, tensor in beside(weight).items():
+            value = scales.get(f"{prefix}{name}" if name in _OF_8_BITS else f"{prefix}weight.{name}")
+            if value is None and name == "nested_offset":
+                value = _offset(scales, f"{prefix}weight.")
+            if value is None:
+                continue
+            if tensor.is_meta or (name == "quant_map" and not torch.equal(value, tensor)):
+                why = "is made in the first step" if tensor.is_meta else "is quantized in another way"
+                raise ShardwrightError(f"'{prefix}weight' {why}, so that this state dict cannot be loaded into it")
+            with torch.no_grad():
+                tensor.copy_(value.reshape(tensor.shape))
+
+
+def _offset(scales: Mapping[str, Any], before: str) -> torch.Tensor | None:
+    """What a state dict says of the scales of scales besides tensors."""
+    key = next((key for key in scales if key.startswith(f"{before}quant_state.bitsandbytes__")), None)
+    if key is None:
+        return None
+    return torch.tensor(sys.modules["bitsandbytes.utils"].unpack_tensor_to_dict(scales[key])["nested_offset"])
 
 
 class _Reference:

@@ -351,6 +351,7 @@ class _Loading:
         # The first step may be an evaluation in inference mode, with training to follow.
         with torch.inference_mode(False), torch.no_grad():
             tensors, saved = ModelTensors(self.runtime, self.model), self.saved
+            tensors.check_made(_OPERATION)
             saved.read([piece for named in tensors.every for piece in self._wanted(named)])
             decoder = Decoder(saved.tensors(f"{USER}extra_states"))
             states = saved.content["extra_states"]

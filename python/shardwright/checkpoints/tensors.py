@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright import quantized
 from shardwright.checkpoints.boxes import Fragment, Piece, divided, pieces, rows, whole
+from shardwright.errors import CheckpointError
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
@@ -66,6 +68,7 @@ class ModelTensors:
     def __init__(self, runtime: Runtime, model: DistributedModel) -> None:
         """Look at a model, divided or not."""
         model.placement.reset_shards()
+        quantized.unpack(model.module)
         self._registry = runtime[ShardedParameters]
         self._place = runtime.place.tp_ranks.index(runtime.place.rank), len(runtime.place.tp_ranks)
         self._replaced = list(replaced(model.module))
@@ -98,6 +101,14 @@ class ModelTensors:
             for fragment in named.fragments
         }
 
+    def check_made(self, operation: str) -> None:
+        """Raise :class:`CheckpointError` if weights of few bits are not made yet, so that nothing can be put there."""
+        if any(named.is_here and named.tensor.is_meta for named in self.every):
+            raise CheckpointError(
+                f"{operation}: weights that are quantized by the ranks that own them are made, and loaded, in the first "
+                "step: run one before the values of the model are read or saved"
+            )
+
     def _fragments(self, name: str, tensor: torch.Tensor) -> list[Fragment]:
         before, origins = self._made_of(name)
         if self._registry.is_sharded(tensor):
@@ -117,12 +128,21 @@ class ModelTensors:
 
 
 def persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Yield all names of parameters and persistent buffers, in the order of state dicts, and whether it is a buffer."""
+    """Yield all names of parameters and persistent buffers, in the order of state dicts, and whether it is a buffer.
+
+    What belongs to a weight of few bits counts as buffers. Of a weight on another rank this one does not know it.
+    """
     for path, part in module.named_modules(remove_duplicate=False):
         before = f"{path}." if path else ""
         for name, parameter in part._parameters.items():
-            if parameter is not None:
+            if parameter is None:
+                continue
+            if quantized.has_memory(parameter):
                 yield before + name, parameter, False
+            for own, tensor in quantized.beside(parameter).items():
+                if own == "quant_map":  # so that weights of other types are told apart
+                    own = f"{parameter.quant_type}_map"  # type: ignore[attr-defined]
+                yield f"{before}{name}.{own}", tensor, True
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
                 yield before + name, buffer, True

@@ -44,7 +44,7 @@ from shardwright.sharded_data_parallel.parameters import ShardedParameters
 from shardwright.sharded_data_parallel.units import check_live
 from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.module import ShardedTensors
-from shardwright.transformers_models import install, prepare, unswitched
+from shardwright.transformers_models import as_traced, install, prepare
 from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Placement:
                 # Before the trace, so that it sees what training will run.
                 prepare(self.module, announce=runtime.place.rank == 0)
             frame = current_frame()
-            with in_frame(None if frame is None else frame.trial()), unswitched():
+            with in_frame(None if frame is None else frame.trial()), as_traced(self.module):
                 decision = decide(
                     self.module,
                     call,

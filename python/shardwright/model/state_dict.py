@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from shardwright import quantized
 from shardwright.errors import PartitionError
 from shardwright.job.ranks import PP_GROUP
 from shardwright.job.runtime import find_runtime
@@ -131,7 +132,10 @@ def load_state_dict(
     with _placeholders(module), warnings.catch_warnings():
         # PyTorch warns that copying to a placeholder has no effect, which is intended here.
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
-        loaded = module.load_state_dict(_sharded(module, given), strict=strict)
+        quantized.unpack(module)
+        own, scales = quantized.split_scales(module, given)
+        loaded = module.load_state_dict(_sharded(module, own), strict=strict)
+        quantized.load_scales(module, scales)
     return IncompatibleKeys(list(loaded.missing_keys), list(loaded.unexpected_keys))
 
 

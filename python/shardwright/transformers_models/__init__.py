@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
+from shardwright import quantized
 from shardwright.transformers_models import adapter_methods, settings
 from shardwright.transformers_models.adapter import prepare
 from shardwright.transformers_models.adapter_changes import Divided
 from shardwright.transformers_models.switching import unswitched
 
-__all__ = ["install", "prepare", "unswitched"]
+__all__ = ["as_traced", "install", "prepare"]
+
+
+@contextmanager
+def as_traced(module: nn.Module) -> Iterator[None]:
+    """Run a trace of a model: with the adapters of outside of steps, and weights of few bits left as they are."""
+    with unswitched(), quantized.without_packing(module):
+        yield
 
 
 def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Divided) -> None:
