@@ -10,46 +10,53 @@ from typing import Any
 import peft
 import torch
 
-from tests.adapters.networks import Net, adapted, lora
+from tests.adapters.networks import adapted, language_model, lora, prompts
 
 #: Computes the loss of a microbatch.
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
+def run(model: Any, inputs: torch.Tensor, **given: Any) -> torch.Tensor:
+    """What the model computes."""
+    result = model(inputs, **given)
+    values: torch.Tensor = getattr(result, "logits", result)
+    return values
+
+
 def plain_loss(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """Without any switch."""
-    return model(inputs).square().mean()  # type: ignore[no-any-return]
+    return run(model, inputs).square().mean()
 
 
 def beside_base(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """How far the model is from its base, as in a loss with a reference."""
     with torch.no_grad(), model.disable_adapter():
-        base = model(inputs)
-    return (model(inputs) - base).square().mean()  # type: ignore[no-any-return]
+        base = run(model, inputs)
+    return (run(model, inputs) - base).square().mean()
 
 
 def base_with_gradients(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """The base has gradients too, of what is trained in it."""
     with model.disable_adapter():
-        base = model(inputs)
-    return model(inputs).square().mean() + base.square().mean()  # type: ignore[no-any-return]
+        base = run(model, inputs)
+    return run(model, inputs).square().mean() + base.square().mean()
 
 
 def both(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """Two adapters, one after another."""
     before = model.active_adapter
     model.set_adapter("other")
-    others = model(inputs)
+    others = run(model, inputs)
     model.set_adapter(before)
-    return model(inputs).square().mean() + others.sin().mean()  # type: ignore[no-any-return]
+    return run(model, inputs).square().mean() + others.sin().mean()
 
 
 def frozen(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """Another adapter, which is not trained, with gradients through it."""
     model.set_adapter("other", inference_mode=True)
-    others = model(inputs)
+    others = run(model, inputs)
     model.set_adapter("default")
-    return (model(inputs) - others).square().mean()  # type: ignore[no-any-return]
+    return (run(model, inputs) - others).square().mean()
 
 
 def by_microbatch(model: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -57,39 +64,39 @@ def by_microbatch(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     if int(inputs.sum()) % 2:
         return plain_loss(model, inputs)
     model.set_adapter("other")
-    loss = model(inputs).sin().mean()
+    loss = run(model, inputs).sin().mean()
     model.set_adapter("default")
-    return loss  # type: ignore[no-any-return]
+    return loss
 
 
 def together(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """Both adapters at once."""
     model.base_model.set_adapter(["default", "other"])
-    loss = model(inputs).square().mean()
+    loss = run(model, inputs).square().mean()
     model.base_model.set_adapter("default")
-    return loss + model(inputs).sin().mean()  # type: ignore[no-any-return]
+    return loss + run(model, inputs).sin().mean()
 
 
 def nested(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """Contexts in one another, an adapter that is set in one, and exceptions that leave them."""
     with model.disable_adapter():
         with model.disable_adapter():
-            first = model(inputs)
+            first = run(model, inputs)
         model.set_adapter("other")
-        second = model(inputs)
+        second = run(model, inputs)
     with suppress(KeyError), model.disable_adapter():
         raise KeyError("away")
-    third = model(inputs)
+    third = run(model, inputs)
     model.set_adapter("default")
-    return first.square().mean() + second.sin().mean() + third.cos().mean() + plain_loss(model, inputs)  # type: ignore[no-any-return]
+    return first.square().mean() + second.sin().mean() + third.cos().mean() + plain_loss(model, inputs)
 
 
 def layers_disabled(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """By the methods that the context uses."""
     model.disable_adapter_layers()
-    base = model(inputs)
+    base = run(model, inputs)
     model.enable_adapter_layers()
-    return (model(inputs) - base).square().mean()  # type: ignore[no-any-return]
+    return (run(model, inputs) - base).square().mean()
 
 
 def ask(model: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -99,7 +106,7 @@ def ask(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     model.set_adapter("other")
     assert model.active_adapter == "other"
     assert model.active_adapters == ["other"]
-    loss = model(inputs).square().mean() if model.active_adapter == "other" else 0
+    loss = run(model, inputs).square().mean() if model.active_adapter == "other" else 0
     model.set_adapter("default")
     assert model.active_adapters == ["default"]
     return loss + plain_loss(model, inputs)
@@ -114,13 +121,14 @@ class Case:
         build: Makes the model.
         between: What is done to it between steps, by all ranks.
         trains: Whether it is trained; otherwise it is evaluated.
-        far: Modules of the second rank, by name, in place of those of the network.
+        marks: Whether a layer of each rank is marked for activation checkpointing.
     """
 
     loss: Loss = plain_loss
     build: Callable[[], Any] = adapted
     between: Callable[[Any], None] = field(default=lambda model: None)
     trains: bool = True
+    marks: bool = False
 
 
 def two(**given: Any) -> Callable[[], Any]:
@@ -164,6 +172,7 @@ CASES: dict[str, Case] = {
     "set together": Case(together, two()),
     "nested": Case(nested, two()),
     "nested, checkpointed": Case(nested, two(checkpoints=True)),
+    "nested, marked": Case(nested, two(), marks=True),
     "asked": Case(ask, two()),
     "layers disabled": Case(layers_disabled),
     "set between steps": Case(plain_loss, two(), one_then_other),
@@ -188,8 +197,8 @@ CASES: dict[str, Case] = {
 def rows(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """An adapter for each row, or none."""
     names = ["other", "__base__", "default", "other"][: len(inputs)]
-    mixed = model(inputs, adapter_names=names)
-    return mixed.square().mean() + plain_loss(model, inputs)  # type: ignore[no-any-return]
+    mixed = run(model, inputs, adapter_names=names)
+    return mixed.square().mean() + plain_loss(model, inputs)
 
 
 def add(model: Any) -> None:
@@ -221,6 +230,11 @@ CASES |= {
     "added, disabled": Case(beside_base, adapted, add),
     "deleted": Case(plain_loss, two(), exchange),
     "merged": Case(plain_loss, two(), merge),
+    "prompts": Case(plain_loss, prompts),
+    "prompts, disabled": Case(base_with_gradients, prompts),
+    "prompts, set": Case(both, lambda: prompts("other")),
+    "language model": Case(both, lambda: language_model("other")),
+    "language model, checkpointed": Case(nested, lambda: language_model("other", checkpoints=True)),
     "adalora": Case(plain_loss, of(peft.AdaLoraConfig, init_r=2, target_r=1, total_step=100)),
 }
 
@@ -230,4 +244,29 @@ def _without_gradients(model: Any) -> Any:
     return model
 
 
-__all__ = ["CASES", "Case", "Net"]
+def left_switched(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Switched and not back."""
+    model.set_adapter("other")
+    return plain_loss(model, inputs)
+
+
+def added_inside(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """An adapter that one rank would get."""
+    model.add_adapter("late", lora())
+    return plain_loss(model, inputs)
+
+
+def rescaled_inside(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Scales that are changed on one rank."""
+    with peft.helpers.rescale_adapter_scale(model, 0.5):
+        return plain_loss(model, inputs)
+
+
+#: What is refused, with a part of what is said then.
+REFUSED: dict[str, tuple[Case, str]] = {
+    "frozen adapter": (Case(both, lambda: _without_gradients(adapted(lora, "other"))), "model.set_requires_grad("),
+    "trained adapter": (Case(frozen, two()), "inference_mode=False"),
+    "left switched": (Case(left_switched, two()), "and not back"),
+    "added inside": (Case(added_inside, two()), "call it outside of it, on every rank"),
+    "rescaled inside": (Case(rescaled_inside, two()), "'scaling' of module"),
+}

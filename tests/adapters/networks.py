@@ -9,6 +9,7 @@ import peft
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
 
 WIDTH, ROWS, TOKENS = 6, 4, 7
 
@@ -33,9 +34,10 @@ class Net(nn.Module):
         return outputs
 
 
-def far_modules(net: Net) -> list[nn.Module]:
+def far_modules(model: Any) -> list[nn.Module]:
     """The modules that the second rank runs."""
-    return [net.second, net.third, net.head]
+    net = model.get_base_model()
+    return [net.second, net.third, net.head] if isinstance(net, Net) else [net.model.layers[1]]
 
 
 def lora(**more: Any) -> peft.PeftConfig:
@@ -59,6 +61,39 @@ def adapted(config: Callable[[], peft.PeftConfig] = lora, *names: str, **given: 
     if names:
         model.set_requires_grad(["default", *names])
     return model
+
+
+def language_model(*names: str, checkpoints: bool = False) -> Any:
+    """A model of ``transformers`` with low-rank adapters."""
+    torch.manual_seed(4)
+    config = LlamaConfig(
+        vocab_size=TOKENS,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    base = LlamaForCausalLM(config)
+    if checkpoints:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    adapters = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(base, adapters)
+    for name in names:
+        model.add_adapter(name, adapters)
+    model.set_requires_grad(["default", *names])
+    return model.double()
+
+
+def prompts(*names: str) -> Any:
+    """A model of ``transformers`` with prompts that are trained."""
+    base = language_model().unload()
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model = peft.get_peft_model(base, config)
+    for name in names:
+        model.add_adapter(name, config)
+    return model.double()
 
 
 def batch(number: int) -> torch.Tensor:

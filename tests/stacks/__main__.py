@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from tests.stacks import scripts
+from tests.stacks import adapters, kinds, scripts
 from tests.stacks.comparing import compared
-from tests.stacks.kinds import KINDS, ONE_REPLICA, RESUMED
+from tests.stacks.kinds import ONE_REPLICA
 from tests.stacks.layouts import LAYOUTS, RANKS
 
+KINDS, RESUMED = {**kinds.KINDS, **adapters.KINDS}, (*kinds.RESUMED, *adapters.RESUMED)
 #: Ends a job that stands still: the trainings of one layout take about a minute.
 HANG_SECONDS = 600.0
 
@@ -34,17 +35,18 @@ def main() -> int:
     jobs: dict[tuple[str, int], list[str]] = {}
     for layout in LAYOUTS:
         for microbatches in (1, 4):
-            kinds = [kind for kind in KINDS if not (kind in ONE_REPLICA and "dp2" in layout)]
-            kinds = [kind for kind in kinds if fnmatch.fnmatch(f"{kind}:{layout}:{microbatches}", chosen.only)]
-            if kinds:
-                jobs[layout, microbatches] = kinds
+            those = [kind for kind in KINDS if not (kind in ONE_REPLICA and "dp2" in layout)]
+            those = [kind for kind in those if not (kind in adapters.KINDS and layout == "tp2")]
+            those = [kind for kind in those if fnmatch.fnmatch(f"{kind}:{layout}:{microbatches}", chosen.only)]
+            if those:
+                jobs[layout, microbatches] = those
     resumed = [
         (kind, layout, 4 if "pp2" in layout else 1)
         for kind in RESUMED
         for layout in LAYOUTS
         if layout != "tp2" and fnmatch.fnmatch(f"{kind}-resumed:{layout}:{4 if 'pp2' in layout else 1}", chosen.only)
     ]
-    chosen_kinds = {kind for kinds in jobs.values() for kind in kinds} | {kind for kind, *_ in resumed}
+    chosen_kinds = {kind for those in jobs.values() for kind in those} | {kind for kind, *_ in resumed}
     found = {"exact": 0, "refused": 0, "wrong": 0, "hung": 0}
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder, "plain")
@@ -55,10 +57,10 @@ def main() -> int:
             found[outcome] += 1
             print(f"{name:24}{layout:>10}{microbatches:>4}  {outcome:8}{' '.join(said.split())}", flush=True)
 
-        for (layout, microbatches), kinds in jobs.items():
+        for (layout, microbatches), those in jobs.items():
             here = Path(folder, f"{layout}-{microbatches}")
-            outcomes = trained(kinds, layout, microbatches, here)
-            for kind in kinds:
+            outcomes = trained(those, layout, microbatches, here)
+            for kind in those:
                 outcome, said = outcomes.get(kind) or beside_plain(kind, plain, here)
                 tell(kind, layout, microbatches, outcome, said)
         for kind, layout, microbatches in resumed:

@@ -45,21 +45,20 @@ def sentences(count: int, seed: int, fewest: int = 2, most: int = 8) -> list[str
 def llama(kind: Any = LlamaForCausalLM, seed: int = 3, **more: Any) -> Any:
     """A small model, the same in every process."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(WORDS) + 3,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=1,
-        initializer_range=0.3,
-        **more,
-    )
-    return kind(config)
+    given = {
+        "vocab_size": len(WORDS) + 3,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 1,
+        "initializer_range": 0.3,
+    }
+    return kind(LlamaConfig(**{**given, **more}))
 
 
 def lora(**more: Any) -> Any:

@@ -23,9 +23,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("CI", "true")
 
+from tests.stacks import adapters, kinds
 from tests.stacks.comparing import TIMES
-from tests.stacks.kinds import KINDS
 from tests.stacks.layouts import LAYOUTS
+
+KINDS = {**kinds.KINDS, **adapters.KINDS}
 
 
 def logged(trainer: Any) -> list[dict[str, float]]:
