@@ -10,7 +10,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -87,6 +87,55 @@ def _of_state(state: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+class Template(NamedTuple):
+    """How a tensor is made of others, without them.
+
+    Attributes:
+        kind: Its class.
+        context: What the class needs besides tensors.
+        size: Its shape.
+        stride: Its strides.
+        inner: By name, how those are made that are made of others themselves; None for ordinary ones.
+    """
+
+    kind: Any
+    context: Any
+    size: torch.Size
+    stride: tuple[int, ...]
+    inner: dict[str, Template | None]
+
+    @staticmethod
+    def of(tensor: object) -> Template | None:
+        """Return how a tensor, or one that a placeholder stands for, is made of others; None for other tensors."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        if not _is_made_of_others(tensor):
+            found: Template | None = vars(tensor).get("_shardwright_template")
+            return found
+        names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        inner = {name: Template.of(getattr(tensor, name)) for name in names}
+        return Template(type(tensor), context, tensor.shape, tensor.stride(), inner)
+
+    def apart(self, tensor: Any) -> dict[str, Any]:
+        """Return the ordinary tensors that a tensor is made of, by name."""
+        return {
+            name: getattr(tensor, name) if how is None else how.apart(getattr(tensor, name))
+            for name, how in self.inner.items()
+        }
+
+    def together(self, parts: Mapping[str, Any]) -> torch.Tensor:
+        """Make a tensor of others."""
+        inner = {name: parts[name] if how is None else how.together(parts[name]) for name, how in self.inner.items()}
+        made: torch.Tensor = self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)
+        return made
+
+
+def templates(module: nn.Module) -> dict[str, Template]:
+    """Return how parameters that are made of other tensors are, by all names, on whatever rank they are."""
+    found = ((name, Template.of(one)) for name, one in module.named_parameters(remove_duplicate=False))
+    return {name: how for name, how in found if how is not None}
+
+
 def num_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes that a tensor takes, of whatever it is made."""
     own = tensor.numel() * tensor.element_size() if has_memory(tensor) else 0
@@ -120,7 +169,7 @@ def prepare(module: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def without_packing(module: nn.Module) -> Iterator[None]:
+def left_as_they_are(module: nn.Module) -> Iterator[None]:
     """Run a block in which layers leave their weights as they are, also where the processor could use another layout."""
     found = [layer for layer in layers(module) if vars(layer).get("support_avx512bf16_for_cpu")]
     for layer in found:
@@ -130,6 +179,19 @@ def without_packing(module: nn.Module) -> Iterator[None]:
     finally:
         for layer in found:
             vars(layer)["support_avx512bf16_for_cpu"] = True
+
+
+@contextlib.contextmanager
+def without_values(module: nn.Module) -> Iterator[None]:
+    """Run a block in which 8-bit layers do not look for large values, of which a trace may have none."""
+    found = [(layer.state, layer.state.threshold) for layer in layers(module) if hasattr(layer, "init_8bit_state")]
+    for state, _ in found:
+        state.threshold = 0.0
+    try:
+        yield
+    finally:
+        for state, threshold in found:
+            state.threshold = threshold
 
 
 def unpack(module: nn.Module) -> None:
@@ -147,11 +209,16 @@ def unpack(module: nn.Module) -> None:
 
 
 def split_scales(module: nn.Module, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a state dict into what torch loads, and what belongs to weights of bitsandbytes, on whatever rank they are."""
+    """Split a state dict into what torch loads, and what belongs to weights of few bits, on whatever rank they are."""
+    made = templates(module)
     named = [(path, part) for path, part in module.named_modules() if _is_layer(part)]
     own = {f"{path}.{name}".lstrip(".") for path, part in named if hasattr(part, "state") for name in _OF_8_BITS}
     before = tuple(f"{path}.weight.".lstrip(".") for path, _ in named)
-    scales = {key: value for key, value in state.items() if key in own or (before and key.startswith(before))}
+    scales = {
+        key: value
+        for key, value in state.items()
+        if key in own or key in made or (before and key.startswith(before))
+    }
     return {key: value for key, value in state.items() if key not in scales}, scales
 
 
@@ -161,6 +228,12 @@ def load_scales(module: nn.Module, scales: Mapping[str, Any]) -> None:
     Raises:
         ShardwrightError: A weight is quantized in another way, or not made yet.
     """
+    for name, parameter in module.named_parameters() if scales else ():
+        if name in scales and _is_made_of_others(parameter):
+            values = beside(scales[name])
+            with torch.no_grad():
+                for own, tensor in beside(parameter).items():
+                    tensor.copy_(values[own])
     for path, part in module.named_modules() if scales else ():
         weight = part._parameters.get("weight")
         if not _is_layer(part) or weight is None:
@@ -202,6 +275,8 @@ class _Reference:
 
 def describe(weight: torch.Tensor, placeholder: torch.Tensor) -> None:
     """Give a placeholder the attributes of a weight that code asks for, without what they hold."""
+    if (how := Template.of(weight)) is not None:
+        placeholder.__dict__["_shardwright_template"] = how
     if not _kind(weight):
         return
     for name in _PLAIN_ATTRIBUTES:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from shardwright import quantized
 from shardwright.accelerate.gathering import gathered_objects
 from shardwright.checkpoints import random_state
 from shardwright.errors import RemoteError
@@ -137,7 +138,7 @@ def _untouched(model: DistributedModel) -> Iterator[None]:
     buffers = [(one, one.clone()) for one in model.local_buffers() if not one.is_meta]
     model.eval()
     try:
-        with current_runtime().step.uncounted():
+        with current_runtime().step.uncounted(), quantized.left_as_they_are(model.module):
             yield
     finally:
         for module, training in modes:

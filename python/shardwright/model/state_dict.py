@@ -103,9 +103,15 @@ def state_dict(
 
     Every rank of the pipeline must call this function. With `to_first`, all but the first get an empty dict.
     """
-    part = on_cpu(local_state_dict(module, ownership))
+    made = quantized.templates(module)
+    part = {
+        key: made[key].apart(value) if key in made else value
+        for key, value in on_cpu(local_state_dict(module, ownership)).items()
+    }
     parts = gather_over(PP_GROUP, part, "state_dict", to_first=to_first)
-    return merged(parts, module.state_dict()) if parts else OrderedDict()
+    whole = merged(parts, module.state_dict()) if parts else OrderedDict()
+    whole.update((key, how.together(whole[key])) for key, how in made.items() if key in whole)
+    return whole
 
 
 def load_state_dict(
@@ -134,6 +140,7 @@ def load_state_dict(
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
         quantized.unpack(module)
         own, scales = quantized.split_scales(module, given)
+        own |= {key: module.get_parameter(key) for key in quantized.templates(module) if key in scales}  # its own value
         loaded = module.load_state_dict(_sharded(module, own), strict=strict)
         quantized.load_scales(module, scales)
     return IncompatibleKeys(list(loaded.missing_keys), list(loaded.unexpected_keys))

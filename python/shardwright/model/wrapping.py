@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from shardwright import quantized
 from shardwright.errors import ConfigError, FrameError
 from shardwright.frames.guards import divided_modules
 from shardwright.job.runtime import find_runtime
@@ -18,7 +19,18 @@ from shardwright.tensor_parallel.module import DistributedModule
 
 
 def refuse_wrapped(module: nn.Module) -> None:
-    """Raise :class:`ConfigError` if the module is, or contains, a wrapper that reduces or shards gradients."""
+    """Raise :class:`ConfigError` if the module is, or contains, a wrapper that reduces or shards gradients.
+
+    So does one with weights that cannot be sharded in a job that shards them.
+    """
+    runtime = find_runtime()
+    if runtime is not None and runtime.place.shards_parameters:
+        for name, parameter in module.named_parameters():
+            if quantized.is_quantized(parameter) or quantized.beside(parameter):
+                raise ConfigError(
+                    f"the weight {name!r} is quantized, and sharded_data_parallel_degree would shard it: weights of few "
+                    "bits are not sharded. Use pipeline_parallel_degree, or weights that are not quantized"
+                )
     sharded = vars(sys.modules.get("torch.distributed.fsdp", object))  # not imported for this
     found = (sharded.get(name) for name in ("FullyShardedDataParallel", "FSDPModule"))
     kinds = (DataParallel, DistributedDataParallel, *(kind for kind in found if kind is not None))
