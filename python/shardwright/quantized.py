@@ -130,6 +130,28 @@ class Template(NamedTuple):
         return made
 
 
+    def of_flat(self, tensors: Mapping[str, torch.Tensor], before: str) -> torch.Tensor:
+        """Make a tensor of those that :func:`beside` names, with what stands before their names."""
+        inner = {
+            name: tensors[before + name] if how is None else how.of_flat(tensors, f"{before}{name}.")
+            for name, how in self.inner.items()
+        }
+        made: torch.Tensor = self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)
+        return made
+
+
+def saved_scales(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return what layers of bitsandbytes on this rank have in state dicts beside their parameters."""
+    found: dict[str, torch.Tensor] = {}
+    for path, layer in module.named_modules():
+        if _is_layer(layer) and _kind(layer._parameters["weight"]):
+            own: dict[str, torch.Tensor] = {}
+            prefix = f"{path}.".lstrip(".")
+            layer._save_to_state_dict(own, prefix, False)
+            found.update({key: one for key, one in own.items() if key.removeprefix(prefix) not in layer._parameters})
+    return found
+
+
 def templates(module: nn.Module) -> dict[str, Template]:
     """Return how parameters that are made of other tensors are, by all names, on whatever rank they are."""
     found = ((name, Template.of(one)) for name, one in module.named_parameters(remove_duplicate=False))

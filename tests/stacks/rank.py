@@ -68,11 +68,11 @@ def trained(
     """Train, and return what was logged, the metrics of an evaluation, and the final weights."""
     trainer = KINDS[kind](over, folder, replicas)
     trainer.train(resume_from_checkpoint=True if what == "resumed" else None)
-    metrics = trainer.evaluate()
-    log = [entry for entry in logged(trainer) if "loss" in entry]
     divided = getattr(trainer, "distributed_model", None)
     whole = trainer.model.state_dict() if divided is None else trainer.accelerator.get_state_dict(divided)
-    state = {name: one.detach().clone() for name, one in whole.items()}
+    state = {name: one.detach().clone() for name, one in whole.items()}  # some layers round theirs in an evaluation
+    metrics = trainer.evaluate()
+    log = [entry for entry in logged(trainer) if "loss" in entry]
     return {"log": log, "eval_loss": metrics["eval_loss"]}, state
 
 

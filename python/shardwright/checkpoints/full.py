@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright import quantized
 from shardwright._core import newest_checkpoint, set_newest_checkpoint
 from shardwright.checkpoints.file import Leaves, read_value, write_value
 from shardwright.checkpoints.places import check_tag
@@ -22,7 +23,7 @@ from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import Runtime
 from shardwright.model import DistributedModel
 from shardwright.model.gather import on_cpu
-from shardwright.model.state_dict import EXTRA_STATE, PARTIAL_KEY
+from shardwright.model.state_dict import EXTRA_STATE, PARTIAL_KEY, merged
 from shardwright.model.translation import replaced
 from shardwright.model.updates import Updates
 
@@ -69,8 +70,12 @@ def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedMod
     held = [piece for named in tensors.every if named.is_here for piece in named.pieces()]
     first = runtime.place.rdp_ranks[0] == runtime.place.rank or runtime.place.shards_parameters
     told = [(piece.name, piece.shape, piece.offset, piece.view.detach().cpu().contiguous()) for piece in held if first]
+    scales = {name: one.detach().cpu() for name, one in quantized.saved_scales(model.module).items() if first}
+    told += [(MODEL + name, tuple(one.shape), (0,) * one.dim(), one) for name, one in scales.items()]
     every = gathered(operation, told, WORLD, to_first=True)
-    order = gathered(operation, (list(tensors.names), tensors.aliases), WORLD, to_first=True)
+    names = [name for name in tensors.names if name not in tensors.scales]
+    order = gathered(operation, (names, tensors.aliases), WORLD, to_first=True)
+    further = [name for of_rank in gathered(operation, list(scales), WORLD, to_first=True) for name in of_rank]
     own = {f"{path}.{EXTRA_STATE}".lstrip("."): on_cpu(part.get_extra_state()) for path, part in extra_states(model)}
     states = gathered(operation, own, WORLD, to_first=True)
     whole: dict[str, torch.Tensor] = {}
@@ -85,7 +90,12 @@ def whole_in_one_process(runtime: Runtime, operation: str, model: DistributedMod
             box.copy_(values)
     aliases = {name: of for names, of_rank in order for name, of in of_rank.items()}
     listed = dict.fromkeys(name for names, _ in order for name in names)
-    found = OrderedDict((name, whole[MODEL + aliases.get(name, name)]) for name in listed)
+    made = quantized.templates(model.module)
+    flat = {name.removeprefix(MODEL): one for name, one in whole.items()}
+    found = OrderedDict((name, flat[aliases.get(name, name)]) for name in listed)
+    if order:
+        found |= {name: how.of_flat(flat, f"{name}.") for name, how in made.items()}
+        found = merged([{**found, **{name: flat[name] for name in further}}], dict.fromkeys([*listed, *made]))
     for of_rank in states:
         for name, state in of_rank.items():
             found.setdefault(name, state)

@@ -63,6 +63,7 @@ class ModelTensors:
         every: Them, in the model's order.
         names: All names of tensors of which this rank has, or would have, a part, in that order.
         aliases: Further names of tensors, as tied weights have, and the names of these.
+        scales: The names of those that belong to weights of few bits.
     """
 
     def __init__(self, runtime: Runtime, model: DistributedModel) -> None:
@@ -75,6 +76,11 @@ class ModelTensors:
         self._shardings = named_shardings(model.module)
         self.names: dict[str, None] = {}
         self.aliases: dict[str, str] = {}
+        self.scales = {
+            f"{name}.{_name_of_scale(own, parameter)}"
+            for name, parameter in model.module.named_parameters(remove_duplicate=False)
+            for own in quantized.beside(parameter)
+        }
         found: dict[int, Named] = {}
         for name, tensor, is_buffer in persistent(model.module):
             fragments = tuple(self._fragments(name, tensor))
@@ -140,12 +146,15 @@ def persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
             if quantized.has_memory(parameter):
                 yield before + name, parameter, False
             for own, tensor in quantized.beside(parameter).items():
-                if own == "quant_map":  # so that weights of other types are told apart
-                    own = f"{parameter.quant_type}_map"  # type: ignore[attr-defined]
-                yield f"{before}{name}.{own}", tensor, True
+                yield f"{before}{name}.{_name_of_scale(own, parameter)}", tensor, True
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
                 yield before + name, buffer, True
+
+
+def _name_of_scale(own: str, parameter: torch.Tensor) -> str:
+    """Return the name of a tensor beside a weight, which tells weights apart that are quantized in other ways."""
+    return f"{parameter.quant_type}_map" if own == "quant_map" else own  # type: ignore[attr-defined]
 
 
 def extra_states(model: DistributedModel) -> Iterator[tuple[str, nn.Module]]:
