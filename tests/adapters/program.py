@@ -1,4 +1,4 @@
-"""Runs cases of adapters as a rank: ``program.py NAMES``, with ``|`` between names; says how each came out."""
+"""Runs cases of adapters as a rank: ``program.py NAMES DEGREE``, with ``|`` between names; says how each came out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.adapters.cases import CASES, REFUSED, Case
 from tests.adapters.networks import batch, far_modules
 
 STEPS, MICROBATCHES = 3, 2
+DEGREE = int(sys.argv[2])
 
 
 def trained(model: Any) -> list[torch.nn.Parameter]:
@@ -66,7 +67,7 @@ def run_over_ranks(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of all ranks."""
     module = case.build().train(case.trains)
     for part in far_modules(module):
-        smp.set_partition(part, 1)
+        smp.set_partition(part, DEGREE - 1)
     if case.marks:
         for name in ("first", "second"):
             smp.set_activation_checkpointing(getattr(module.get_base_model(), name))
@@ -117,7 +118,7 @@ def main() -> None:
     """Run them."""
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": MICROBATCHES, "stall_timeout_seconds": 60})
+    smp.init({"pipeline_parallel_degree": DEGREE, "microbatches": MICROBATCHES, "stall_timeout_seconds": 60})
     for name in sys.argv[1].split("|"):
         try:
             said = outcome(CASES[name]) if name in CASES else refusal(*REFUSED[name])

@@ -32,7 +32,7 @@ BITS: dict[str, dict[str, Any]] = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "double": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
     "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
-    "int8": {"load_in_8bit": True},
+    "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},  # what is large depends on the other rows
 }
 #: As wide as blocks of few bits are.
 WIDTH = 64

@@ -89,9 +89,9 @@ class Placement:
         self._undelivered: tuple[Decision, int] | None = None
         #: State that the modules on this rank keep; None before the model is divided over ranks.
         self.kept: StatefulModules | None = None
+        install(module, self.model_id, runtime.installed, AdaptersOfModel(self), pipelined=runtime.place.pp_size > 1)
         if runtime.place.pp_size > 1:
             sync_batch_norm.refuse_other_groups(module, runtime.place.dp_ranks, runtime.place.device)
-            install(module, self.model_id, runtime.installed, AdaptersOfModel(self))
             for name, part in module.named_modules():
                 module_locations.add(part, name)
 

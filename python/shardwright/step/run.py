@@ -53,6 +53,7 @@ from shardwright.step.split import MicrobatchArguments
 from shardwright.step.transaction import StepTransaction, Trained
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.timeline.trace import begin_step
+from shardwright.transformers_models.switching import in_microbatch
 from shardwright.values import encode
 
 #: A step departs once and becomes stricter three times. Ranks that detected different causes may need one more run.
@@ -281,15 +282,14 @@ def _run_alone(
         offloaded.begin_step(one_at_a_time=True)
     recorder, results = runtime[_core.AloneRecorder], []
     parts = _split(runtime, step, args, kwargs)
-    reproducible_rng: bool = runtime.place.cfg.reproducible_rng
     recorder.begin(runtime.step.number)
     try:
         for runtime.step.microbatch, (part, keywords) in enumerate(parts):
-            if reproducible_rng:
+            if runtime.place.cfg.reproducible_rng:
                 process.seed(microbatch_seed(runtime, 0, runtime.step.microbatch))
             if offloaded is not None:
                 offloaded.begins("forward", runtime.step.microbatch)
-            results.append(_finished(step, step.function(*part, **keywords)))
+            results.append(_finished(step, in_microbatch(step.function, part, keywords)))
             recorder.next_microbatch()
         if (group := runtime.find(TensorGroup)) is not None:
             group.meet("the end of the step function")

@@ -23,7 +23,8 @@ def as_traced(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Divided) -> None:
-    """Let code of steps switch what it may of a model that several ranks divide, for as long as the job runs."""
-    settings.install(module, installed)
-    adapter_methods.install(module, model_id, installed, adapters)
+def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Divided, *, pipelined: bool) -> None:
+    """Let code of steps switch what it may of a model, alike for all degrees, for as long as the job runs."""
+    if pipelined:
+        settings.install(module, installed)
+    adapter_methods.install(module, model_id, installed, adapters, pipelined=pipelined)

@@ -1,12 +1,13 @@
 """Methods of ``peft`` that switch adapters, which in a step function switch those of its microbatch only.
 
-Outside of steps, and for models that are not divided, they do what they do without this library.
+Outside of steps they do what they do without this library.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,10 +30,12 @@ from shardwright.transformers_models.switching import (
 )
 
 _MARK = "_shardwright_replaces_own"
+#: Parts of models that the ranks of a pipeline divide, by now or in the first step.
+_pipelined: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Divided) -> None:
-    """Let adapters of a model that several ranks divide be switched in steps, for as long as the job runs."""
+def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Divided, *, pipelined: bool) -> None:
+    """Let adapters of a model be switched in steps, for as long as the job runs."""
     if "peft" not in sys.modules:
         return
     import peft
@@ -43,7 +46,9 @@ def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Di
     parts = [part for part in module.modules() if isinstance(part, kinds)]
     if not parts:
         return
-    _unshare_tables(parts)
+    if pipelined:
+        _unshare_tables(parts)
+        _pipelined.update(parts)
     number_parts(parts, model_id)
     adapter_changes.install(parts, installed, adapters)
     installed.enter_context(replaced(peft.PeftModel, {**_OF_PEFT_MODELS, **_OF_MODELS}))
@@ -207,14 +212,11 @@ def _forward_of_model(own: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _enable_peft_forward_hooks(own: Any, tuner: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     """Replace the method of tuners that gives layers the adapter of each row, by hooks that would be on one rank."""
     names, layers = kwargs.get("adapter_names"), getattr(tuner, "tuner_layer_cls", None)
-    if not is_known(tuner) or (names is None and "alora_offsets" not in kwargs) or layers is None:
+    if tuner in _pipelined and kwargs.get("alora_offsets") is not None:
+        raise FrameError("alora_offsets would reach the layers of one rank only: activated LoRA cannot be divided")
+    if not is_known(tuner) or names is None or layers is None:
         with own(tuner, *args, **kwargs):
             yield
-        return
-    if kwargs.get("alora_offsets") is not None:
-        raise FrameError("alora_offsets would reach the layers of one rank only: activated LoRA cannot be divided")
-    if names is None:
-        yield
         return
     with _nothing_registered(), own(tuner, *args, **kwargs):
         pass  # it checks them

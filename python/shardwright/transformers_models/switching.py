@@ -67,7 +67,7 @@ def number_parts(parts: Sequence[nn.Module], model_id: int) -> None:
 
 
 def is_known(part: nn.Module) -> bool:
-    """Return whether this is code of a step, and a part of a model that several ranks divide."""
+    """Return whether this is code of a step, and a part of a model of the job."""
     return _switches.get() is not None and part in _parts
 
 
@@ -86,6 +86,17 @@ def end_step_function() -> None:
             "the step function has switched adapters by set_adapter, and not back: other microbatches, and what "
             "follows the step, would not see it. Switch them back in it, or switch them outside of it, on every rank"
         )
+
+
+def in_microbatch(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a step function for a microbatch, on a rank that runs the whole model."""
+    token = _switches.set({})
+    try:
+        result = function(*args, **kwargs)
+        end_step_function()
+        return result
+    finally:
+        _switches.reset(token)
 
 
 def in_step() -> bool:
