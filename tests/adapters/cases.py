@@ -10,7 +10,7 @@ from typing import Any
 import peft
 import torch
 
-from tests.adapters.networks import adapted, language_model, lora, prompts
+from tests.adapters.networks import TARGETS, adapted, language_model, lora, prompts
 
 #: Computes the loss of a microbatch.
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -122,6 +122,7 @@ class Case:
         between: What is done to it between steps, by all ranks.
         trains: Whether it is trained; otherwise it is evaluated.
         marks: Whether a layer of each rank is marked for activation checkpointing.
+        updated: What is done after an update, while there are gradients, by all ranks.
     """
 
     loss: Loss = plain_loss
@@ -129,6 +130,7 @@ class Case:
     between: Callable[[Any], None] = field(default=lambda model: None)
     trains: bool = True
     marks: bool = False
+    updated: Callable[[Any, int], None] = field(default=lambda model, step: None)
 
 
 def two(**given: Any) -> Callable[[], Any]:
@@ -194,6 +196,25 @@ CASES: dict[str, Case] = {
 }
 
 
+def of_labels(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """The loss that the model computes."""
+    loss: torch.Tensor = model(input_ids=inputs, labels=inputs).loss
+    return loss
+
+
+def allocate(model: Any, step: int) -> None:
+    """Give up what is least important of all layers."""
+    model.base_model.update_and_allocate(step)
+    kept = model.peft_config["default"].rank_pattern
+    assert step == 0 or 0 < sum(map(sum, kept.values())) < sum(map(len, kept.values()))
+
+
+def ranks_of_layers() -> Any:
+    """AdaLoRA on a model of ``transformers``."""
+    schedule = {"tinit": 0, "tfinal": 1, "deltaT": 1, "total_step": 4}
+    return language_model(adapters=peft.AdaLoraConfig(init_r=4, target_r=2, target_modules=TARGETS, **schedule))
+
+
 def rows(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     """An adapter for each row, or none."""
     names = ["other", "__base__", "default", "other"][: len(inputs)]
@@ -235,7 +256,8 @@ CASES |= {
     "prompts, set": Case(both, lambda: prompts("other")),
     "language model": Case(both, lambda: language_model("other")),
     "language model, checkpointed": Case(nested, lambda: language_model("other", checkpoints=True)),
-    "adalora": Case(plain_loss, of(peft.AdaLoraConfig, init_r=2, target_r=1, total_step=100)),
+    "adalora": Case(of_labels, ranks_of_layers, updated=allocate),
+    "adalora without a loss": Case(plain_loss, of(peft.AdaLoraConfig, init_r=2, target_r=1, total_step=100)),
 }
 
 

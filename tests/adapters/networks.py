@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 WIDTH, ROWS, TOKENS = 6, 4, 7
+#: The layers of a model of ``transformers`` that have adapters.
+TARGETS = ["q_proj", "down_proj"]
 
 
 class Net(nn.Module):
@@ -63,8 +65,8 @@ def adapted(config: Callable[[], peft.PeftConfig] = lora, *names: str, **given: 
     return model
 
 
-def language_model(*names: str, checkpoints: bool = False) -> Any:
-    """A model of ``transformers`` with low-rank adapters."""
+def language_model(*names: str, checkpoints: bool = False, adapters: peft.PeftConfig | None = None) -> Any:
+    """A model of ``transformers`` with adapters, of low rank if nothing else is said."""
     torch.manual_seed(4)
     config = LlamaConfig(
         vocab_size=TOKENS,
@@ -78,7 +80,7 @@ def language_model(*names: str, checkpoints: bool = False) -> Any:
     base = LlamaForCausalLM(config)
     if checkpoints:
         base.gradient_checkpointing_enable({"use_reentrant": False})
-    adapters = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    adapters = adapters or peft.LoraConfig(r=2, target_modules=TARGETS, init_lora_weights=False)
     model = peft.get_peft_model(base, adapters)
     for name in names:
         model.add_adapter(name, adapters)

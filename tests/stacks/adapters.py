@@ -111,7 +111,7 @@ def few_bits(kind: str, over: Over, folder: Path, replicas: int) -> Any:
     bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
     saved, delay = folder.parent.parent / "wide", contextlib.nullcontext
     if "RANK" not in os.environ:
-        llama(hidden_size=WIDTH, intermediate_size=2 * WIDTH).save_pretrained(saved)
+        llama(hidden_size=WIDTH, intermediate_size=2 * WIDTH, initializer_range=0.1).save_pretrained(saved)
     else:
         import shardwright as smp
 

@@ -19,7 +19,7 @@ from shardwright import huggingface
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.trainers.more_checks import told
-from tests.trainers.own import BATCH, TRAINERS, Adapted, AdaptedBeforehand, OwnTrainer, Scorer, trained
+from tests.trainers.own import BATCH, TRAINERS, AdaptedBeforehand, OwnTrainer, Scorer, trained
 from tests.trainers.own_more import Regression
 
 
@@ -62,12 +62,12 @@ def refusals(over_ranks: Any, folder: Path) -> None:
 
 
 def refused_switches(over_ranks: Any, folder: Path) -> None:
-    """Adapters that are switched with gradients enabled, or are not switched back, end the step."""
+    """Adapters that are frozen and would be trained, or are not switched back, end the step."""
     import shardwright as smp
 
-    class WithGradients(Adapted):
+    class Frozen(AdaptedBeforehand):
         def compute_loss(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
-            with self.model.disable_adapter():
+            with self.switched():
                 return model(inputs["inputs"])["logits"].mean()
 
     class NotBack(AdaptedBeforehand):
@@ -76,7 +76,7 @@ def refused_switches(over_ranks: Any, folder: Path) -> None:
             self.model.set_adapter("ref")
             return loss
 
-    for kind, said in ((WithGradients, "gradients enabled"), (NotBack, "and not back")):
+    for kind, said in ((Frozen, "set_requires_grad"), (NotBack, "and not back")):
         TRAINERS["refused"] = (kind, False)
         with pytest.raises(smp.ShardwrightError, match=said):
             trained(over_ranks, "refused", str(folder), smp.dp_size())

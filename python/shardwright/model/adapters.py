@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardwright.job.ranks import PP_GROUP
+from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.sentinel import Sentinel, is_sentinel, release
 from shardwright.partition.tree import join_path
 
@@ -47,6 +49,14 @@ class AdaptersOfModel:
         ownership = self._ownership()
         path = None if ownership is None else ownership.path_of(part)
         return ownership is None or path is None or ownership.owner_of(path) == ownership.pp_rank
+
+    def gathered(self, operation: str, value: Any) -> list[Any]:
+        """Return the value of each rank of the pipeline, all of which call this."""
+        return gather_over(PP_GROUP, on_cpu(value), operation)
+
+    def is_elsewhere(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor stands for one of another rank."""
+        return is_sentinel(tensor)
 
     def changed(self, parts: list[nn.Module]) -> None:
         """Take over what parts of the model have got, or have not any more: other ranks' adapters are released.

@@ -11,15 +11,12 @@ from torch import nn
 
 from shardwright.errors import FrameError, NotOwnedError
 from shardwright.patches import original_of, replaced
+from shardwright.transformers_models.adalora import Gathering
 from shardwright.transformers_models.switching import in_step
 
 
-class Divided(Protocol):
-    """Where the adapters of a model are."""
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the model is divided by now."""
+class Divided(Gathering, Protocol):
+    """Where the adapters of a model are, and what was changed of them."""
 
     def spanning(self, part: nn.Module) -> str | None:
         """Return the name of a part if ranks divide it; None if one rank has all of it."""

@@ -18,7 +18,7 @@ from torch import nn
 from shardwright.errors import FrameError
 from shardwright.frames.guards import GENERATOR
 from shardwright.patches import original_of, replaced
-from shardwright.transformers_models import adapter_changes
+from shardwright.transformers_models import adalora, adapter_changes
 from shardwright.transformers_models.adapter_changes import Divided
 from shardwright.transformers_models.switching import (
     as_now,
@@ -49,6 +49,7 @@ def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Di
     if pipelined:
         _unshare_tables(parts)
         _pipelined.update(parts)
+        adalora.install(parts, installed, adapters)
     number_parts(parts, model_id)
     adapter_changes.install(parts, installed, adapters)
     installed.enter_context(replaced(peft.PeftModel, {**_OF_PEFT_MODELS, **_OF_MODELS}))
