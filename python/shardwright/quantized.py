@@ -1,6 +1,6 @@
 """Weights of few bits, by bitsandbytes and torchao: which tensors one is made of, and what else a layer keeps of it.
 
-A weight of bitsandbytes is a tensor of packed numbers, with the scales of blocks beside it in attributes; one of torchao is
+A weight of bitsandbytes is a tensor of packed numbers, with scales of blocks beside it in attributes; one of torchao is
 a tensor that has no memory itself, and holds others. What is done with all tensors of a model is done with these.
 """
 
@@ -129,7 +129,6 @@ class Template(NamedTuple):
         made: torch.Tensor = self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)
         return made
 
-
     def of_flat(self, tensors: Mapping[str, torch.Tensor], before: str) -> torch.Tensor:
         """Make a tensor of those that :func:`beside` names, with what stands before their names."""
         inner = {
@@ -192,7 +191,7 @@ def prepare(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def left_as_they_are(module: nn.Module) -> Iterator[None]:
-    """Run a block in which layers leave their weights as they are, also where the processor could use another layout."""
+    """Run a block in which layers leave weights as they are, also where the processor has a layout of its own."""
     found = [layer for layer in layers(module) if vars(layer).get("support_avx512bf16_for_cpu")]
     for layer in found:
         vars(layer)["support_avx512bf16_for_cpu"] = False
@@ -237,9 +236,7 @@ def split_scales(module: nn.Module, state: Mapping[str, Any]) -> tuple[dict[str,
     own = {f"{path}.{name}".lstrip(".") for path, part in named if hasattr(part, "state") for name in _OF_8_BITS}
     before = tuple(f"{path}.weight.".lstrip(".") for path, _ in named)
     scales = {
-        key: value
-        for key, value in state.items()
-        if key in own or key in made or (before and key.startswith(before))
+        key: value for key, value in state.items() if key in own or key in made or (before and key.startswith(before))
     }
     return {key: value for key, value in state.items() if key not in scales}, scales
 

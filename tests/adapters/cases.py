@@ -191,7 +191,9 @@ CASES: dict[str, Case] = {
     "boft": Case(beside_base, of(peft.BOFTConfig, boft_block_size=3)),
     "normalization": Case(beside_base, of(peft.LNTuningConfig, target_modules=["norm"])),
     "embedding": Case(both, of(peft.LoraConfig, "other", r=2, target_modules=["table", "second"])),
-    "tokens": Case(beside_base, lambda: adapted(lambda: peft.TrainableTokensConfig(token_indices=[1, 3], target_modules=["table"]))),
+    "tokens": Case(
+        beside_base, lambda: adapted(lambda: peft.TrainableTokensConfig(token_indices=[1, 3], target_modules=["table"]))
+    ),
     "lora and tokens": Case(beside_base, of(peft.LoraConfig, r=2, trainable_token_indices={"table": [1, 3]})),
 }
 

@@ -71,6 +71,8 @@ def main() -> int:
             if fnmatch.fnmatch(f"{script.title}:{layout}:{microbatches}", chosen.only):
                 outcome, said = scripts.outcome(script, layout, microbatches, Path(folder, "scripts"), HANG_SECONDS)
                 tell(script.title, layout, microbatches, outcome, said)
+        if fnmatch.fnmatch("qlora-loading:pp2:1", chosen.only):
+            tell("qlora-loading", "pp2", 1, *loading(Path(folder, "loading")))
     runs = sum(found.values())
     print(json.dumps({"runs": runs, **found}), flush=True)
     return 0 if runs and not found["wrong"] and not found["hung"] and found["refused"] <= 6 else 1
@@ -90,6 +92,23 @@ def run(kinds: list[str], layout: str, microbatches: int, folder: Path, *what: s
             process.wait()
             return False
     return True
+
+
+def loading(folder: Path) -> tuple[str, str]:
+    """Whether each rank has loaded a model in 4 bits in the memory of its share and of one layer."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "tests.stacks.loading", str(folder)]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return "hung", ""
+    told = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    if len(told) != 2:
+        return "wrong", ended.stderr[-2000:]
+    fits = all(one["peak"] <= one["share"] + one["layer"] for one in told)
+    parts = ", ".join(f"{one['peak'] >> 20} of {one['share'] + one['layer'] >> 20} MiB" for one in told)
+    return ("exact" if fits else "wrong"), f"at most {parts}"
 
 
 def trained(kinds: list[str], layout: str, microbatches: int, folder: Path) -> dict[str, tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Trainings of adapters of every kind, and of adapters beside base weights of few bits, by the trainers of libraries."""
+"""Trainings of adapters of every kind, and of those beside base weights of few bits, by trainers of libraries."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def of_kind(kind: str, over: Over, folder: Path, replicas: int) -> Any:
 class Switching(transformers.Trainer):
     """Trains two adapters at once, and keeps both near to the model without them."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         given = {"input_ids": inputs["input_ids"]}
         with torch.no_grad(), model.disable_adapter():
             base = model(**given).logits

@@ -111,8 +111,8 @@ class ModelTensors:
         """Raise :class:`CheckpointError` if weights of few bits are not made yet, so that nothing can be put there."""
         if any(named.is_here and named.tensor.is_meta for named in self.every):
             raise CheckpointError(
-                f"{operation}: weights that are quantized by the ranks that own them are made, and loaded, in the first "
-                "step: run one before the values of the model are read or saved"
+                f"{operation}: weights that are quantized by the ranks that own them are made, and loaded, in the "
+                "first step: run one before the values of the model are read or saved"
             )
 
     def _fragments(self, name: str, tensor: torch.Tensor) -> list[Fragment]:

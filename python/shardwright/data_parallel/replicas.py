@@ -125,7 +125,7 @@ class Replicas:
         lists: list[list[torch.Tensor]] = []
         open_lists: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         filled: dict[tuple[torch.dtype, torch.device], int] = {}
-        for tensor in (part.data for tensor in tensors for part in plain_tensors(tensor)):
+        for tensor in [part.data for whole in tensors for part in plain_tensors(whole)]:
             kind = (tensor.dtype, tensor.device)
             if kind not in open_lists or filled[kind] + tensor.nbytes > CHUNK_BYTES:
                 open_lists[kind] = []

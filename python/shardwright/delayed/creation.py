@@ -62,9 +62,9 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     run when ``smp.DistributedModel`` has partitioned the model, on the ranks that own the parameter. The values, and
     the state of the generators afterwards, are the same as without this context: random tensors are also drawn during
     creation, one at a time, and freed. Weights that ``from_pretrained`` of ``transformers`` loads from files of
-    safetensors are read, and quantized if it is told so, by the ranks that own them. Buffers are created immediately. Code that reads a parameter before it is placed
-    gets its values, computed for this one operation. Code that writes other values to a parameter, such as
-    ``load_state_dict``, allocates its memory.
+    safetensors are read, and quantized if it is told so, by the ranks that own them. Buffers are created immediately.
+    Code that reads a parameter before it is placed gets its values, computed for this one operation. Code that writes
+    other values to a parameter, such as ``load_state_dict``, allocates its memory.
 
     Args:
         enabled: With False, parameters are created immediately, also inside another such context.

@@ -1,4 +1,4 @@
-"""Weights that ``from_pretrained`` makes of few bits while it loads them: delayed, they are made by the ranks that own them.
+"""Weights of few bits that ``from_pretrained`` makes while it loads: delayed, the ranks that own them make them.
 
 Until then a weight has the shape and the attributes that it will have, with scales on the meta device.
 """

@@ -1,4 +1,4 @@
-"""Weights that ``from_pretrained`` of ``transformers`` reads from files: delayed, they are read by the ranks that own them.
+"""Weights that ``from_pretrained`` of ``transformers`` reads from files: delayed, the ranks that own them read them.
 
 While modules are created with delayed parameters, files of safetensors are opened for their headers only. A weight is
 noted as one that is read, with what is made of it: another dtype, a part, several put together, or few bits.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shardwright.delayed.few_bits import install_conversions
-from shardwright.delayed.tensor import DelayedTensor, noted
+from shardwright.delayed.tensor import noted
 from shardwright.patches import original_of, replaced
 
 #: Where ``transformers`` opens files, and a module that is imported before it with any automatic class.

@@ -1,4 +1,4 @@
-"""Adapters that are added to a divided model, deleted from it, or merged into it: each rank does so with what it runs."""
+"""Adapters that are added to a divided model, deleted from it, or merged: each rank does so with what it runs."""
 
 from __future__ import annotations
 

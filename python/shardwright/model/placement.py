@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -98,8 +98,7 @@ class Placement:
     @property
     def model(self) -> DistributedModel:
         """The model, which owns this object."""
-        assert (model := self._model()) is not None, "a placement lives in its model"
-        return model
+        return cast("DistributedModel", self._model())  # which lives as long
 
     @property
     def partitioned(self) -> bool:

@@ -241,8 +241,8 @@ def is_sentinel(value: object) -> bool:
 def release(original: torch.Tensor, sentinel: Sentinel, holders: Sequence[nn.Module] = ()) -> None:
     """Free the storage of a parameter that `sentinel` replaces, whatever still holds a reference to the parameter.
 
-    Only this object gives up the memory: a storage that other tensors share remains allocated for them. What the modules
-    that hold it keep beside a weight of few bits is freed too.
+    Only this object gives up the memory: a storage that other tensors share remains allocated for them. What the
+    modules that hold it keep beside a weight of few bits is freed too.
     """
     original.grad = None
     quantized.describe(original, sentinel)

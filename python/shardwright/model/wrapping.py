@@ -28,8 +28,8 @@ def refuse_wrapped(module: nn.Module) -> None:
         for name, parameter in module.named_parameters():
             if quantized.is_quantized(parameter) or quantized.beside(parameter):
                 raise ConfigError(
-                    f"the weight {name!r} is quantized, and sharded_data_parallel_degree would shard it: weights of few "
-                    "bits are not sharded. Use pipeline_parallel_degree, or weights that are not quantized"
+                    f"the weight {name!r} is quantized, and sharded_data_parallel_degree would shard it: weights of "
+                    "few bits are not sharded. Use pipeline_parallel_degree, or weights that are not quantized"
                 )
     sharded = vars(sys.modules.get("torch.distributed.fsdp", object))  # not imported for this
     found = (sharded.get(name) for name in ("FullyShardedDataParallel", "FSDPModule"))

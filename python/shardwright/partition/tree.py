@@ -21,7 +21,7 @@ def join_path(path: str, name: str) -> str:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Return the size in bytes of a tensor's elements, and of the scales of few bits, which a rank that owns it keeps."""
+    """Return the size in bytes of a tensor's elements, with their scales: what a rank that owns it keeps."""
     return quantized.num_bytes(tensor)
 
 

@@ -1,7 +1,8 @@
 """AdaLoRA over the ranks of a pipeline: the orthogonality of all layers in the loss, and one budget of ranks for all.
 
-In one process, the model reads the weights of all layers for its loss, and its allocator their gradients. Here each layer
-gives its part of the loss where it is, and the importance of all is gathered, so that all ranks find the same threshold.
+In one process, the model reads the weights of all layers for its loss, and its allocator their gradients. Here each
+layer gives its part of the loss where it is, and the importance of all is gathered, so that all ranks find the same
+threshold.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class _Orthogonality(nn.Module):
 
 def _apart(covariance: torch.Tensor) -> torch.Tensor:
     identity = torch.eye(*covariance.size(), dtype=covariance.dtype, device=covariance.device)
-    apart: torch.Tensor = torch.norm(covariance - identity, p="fro")  # type: ignore[no-untyped-call]
+    apart: torch.Tensor = torch.norm(covariance - identity, p="fro")
     return apart
 
 

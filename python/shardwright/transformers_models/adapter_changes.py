@@ -1,4 +1,4 @@
-"""Methods of ``peft`` that add, delete and merge adapters, which every rank calls for a model that they have divided."""
+"""Methods of ``peft`` that add, delete and merge adapters, which every rank calls for a divided model."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def _changing_adapters(name: str) -> Callable[..., Any]:
         if adapters is None:
             return original_of(change)(model, *args, **kwargs)
         if in_step():
-            raise FrameError(
-                f"{name} was called in a step function, on one rank: call it outside of it, on every rank"
-            )
+            raise FrameError(f"{name} was called in a step function, on one rank: call it outside of it, on every rank")
         _changing.append(model)
         try:
             return original_of(change)(model, *args, **kwargs)
@@ -105,8 +103,8 @@ def _of_own_layers(tuner: Any, operation: str) -> Iterator[list[Any]]:
     layers = _parts_of(tuner)
     if spanning := next((name for layer in layers if (name := adapters.spanning(layer)) is not None), None):
         raise NotOwnedError(
-            f"{operation}: the weights of {spanning!r} and of its adapters are on different ranks. Place that module on "
-            "one rank by smp.set_partition, or build the model in a process that does not divide it, load what "
+            f"{operation}: the weights of {spanning!r} and of its adapters are on different ranks. Place that module "
+            "on one rank by smp.set_partition, or build the model in a process that does not divide it, load what "
             "model.state_dict() gave into it, and merge there"
         )
     others = [layer for layer in layers if not adapters.is_here(layer)]

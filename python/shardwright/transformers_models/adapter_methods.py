@@ -70,7 +70,7 @@ def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Di
 
 
 def _unshare_tables(parts: Sequence[nn.Module]) -> None:
-    """Give layers that share a table of buffers one of their own, with the same tensors, as they may be on other ranks."""
+    """Give layers that share a table of buffers one of their own, with the same tensors: they may be on other ranks."""
     from peft.tuners._buffer_dict import BufferDict
 
     seen: set[int] = set()

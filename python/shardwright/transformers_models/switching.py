@@ -182,11 +182,13 @@ def _encoded(switches: Mapping[_Part, Switch]) -> list[Any]:
 
 
 def _decoded(told: Sequence[Any]) -> dict[_Part, Switch]:
-    return {
-        _Part(model, number): Switch(*(tuple(value) if isinstance(value, list) else value for value in switch))
-        for model, switch, numbers in told
-        for number in (range(_counts[model]) if numbers is None else numbers)
-    }
+    found: dict[_Part, Switch] = {}
+    for model, values, numbers in told:
+        disabled, active, frozen, rows = (tuple(value) if isinstance(value, list) else value for value in values)
+        switched = Switch(disabled, active, frozen, rows)
+        for number in range(_counts[model]) if numbers is None else numbers:
+            found[_Part(model, number)] = switched
+    return found
 
 
 # --- parts
@@ -238,6 +240,6 @@ def check_trained(part: Any, switched: Switch) -> None:
         raise FrameError(
             f"the step function has set the adapter {names} {'' if is_trained else 'not '}to be frozen, and its "
             f"weights {do} gradients outside of it. What is trained is set there, on every rank: "
-            f"model.set_requires_grad({list(switched.active)!r}, {not is_trained}); or run it under torch.no_grad(), or "
-            f"give set_adapter inference_mode={not switched.frozen}"
+            f"model.set_requires_grad({list(switched.active)!r}, {not is_trained}); or run it under torch.no_grad(), "
+            f"or give set_adapter inference_mode={not switched.frozen}"
         )
