@@ -7,6 +7,7 @@ a tensor that has no memory itself, and holds others. What is done with all tens
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -203,16 +204,27 @@ def left_as_they_are(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_values(module: nn.Module) -> Iterator[None]:
-    """Run a block in which 8-bit layers do not look for large values, of which a trace may have none."""
-    found = [(layer.state, layer.state.threshold) for layer in layers(module) if hasattr(layer, "init_8bit_state")]
-    for state, _ in found:
-        state.threshold = 0.0
+def traceable(module: nn.Module) -> Iterator[None]:
+    """Run a block in which 8-bit layers whose weights are not made yet multiply by what has their shape.
+
+    They would put the weight, and tensors without values, from one of their attributes into another.
+    """
+    found = [
+        layer
+        for layer in layers(module)
+        if hasattr(layer, "init_8bit_state") and not _kind(layer.weight) and "forward" not in vars(layer)
+    ]
+    for layer in found:
+        vars(layer)["forward"] = functools.partial(_multiplied, layer)
     try:
         yield
     finally:
-        for state, threshold in found:
-            state.threshold = threshold
+        for layer in found:
+            vars(layer).pop("forward", None)
+
+
+def _multiplied(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, layer.weight.to(x.dtype), layer.bias)
 
 
 def unpack(module: nn.Module) -> None:

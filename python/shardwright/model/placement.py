@@ -322,6 +322,7 @@ class Placement:
 
     def _finish(self) -> None:
         self._placed = True
+        quantized.prepare(self.module)  # weights are made by now
         for observer in self.runtime[Turn].observers:
             observer.placed()
         intercept_marked(module for _, module in self.local_named_modules())
