@@ -181,26 +181,20 @@ def _is_layer(part: nn.Module) -> bool:
 
 
 def prepare(module: nn.Module) -> None:
-    """Have layers keep their weights as they do from their first forward on: a trace would undo that in part."""
+    """Have layers keep their weights as they will in all steps.
+
+    8-bit layers move them in their first forward, which a trace, or a step that is run again, would undo in part. 4-bit
+    ones lay them out for some processors in an evaluation, with rounded scales, and have no gradients from then on.
+    """
     for layer in layers(module):
         weight = layer._parameters["weight"]
+        if vars(layer).get("support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
         if hasattr(layer, "init_8bit_state"):
             if _kind(weight) and getattr(weight, "CB", None) is not None:
                 layer.init_8bit_state()
             weight._shardwright_layer = _Reference(layer)  # also if it has no values yet
-
-
-@contextlib.contextmanager
-def left_as_they_are(module: nn.Module) -> Iterator[None]:
-    """Run a block in which layers leave weights as they are, also where the processor has a layout of its own."""
-    found = [layer for layer in layers(module) if vars(layer).get("support_avx512bf16_for_cpu")]
-    for layer in found:
-        vars(layer)["support_avx512bf16_for_cpu"] = False
-    try:
-        yield
-    finally:
-        for layer in found:
-            vars(layer)["support_avx512bf16_for_cpu"] = True
+    unpack(module)
 
 
 @contextlib.contextmanager

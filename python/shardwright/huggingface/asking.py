@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from shardwright import quantized
 from shardwright.accelerate.gathering import gathered_objects
 from shardwright.checkpoints import random_state
 from shardwright.errors import RemoteError
@@ -138,7 +137,7 @@ def _untouched(model: DistributedModel) -> Iterator[None]:
     buffers = [(one, one.clone()) for one in model.local_buffers() if not one.is_meta]
     model.eval()
     try:
-        with current_runtime().step.uncounted(), quantized.left_as_they_are(model.module):
+        with current_runtime().step.uncounted():
             yield
     finally:
         for module, training in modes:

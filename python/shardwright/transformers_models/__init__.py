@@ -19,7 +19,7 @@ __all__ = ["as_traced", "install", "prepare"]
 @contextmanager
 def as_traced(module: nn.Module) -> Iterator[None]:
     """Run a trace of a model: with the adapters of outside of steps, and weights of few bits left as they are."""
-    with unswitched(), quantized.left_as_they_are(module), quantized.traceable(module):
+    with unswitched(), quantized.traceable(module):
         yield
 
 
