@@ -107,6 +107,15 @@ class ModelTensors:
             for fragment in named.fragments
         }
 
+    def refuse_few_bits(self, operation: str) -> None:
+        """Raise :class:`CheckpointError` if weights are quantized, which folders of ``transformers`` have otherwise."""
+        if self.scales:
+            raise CheckpointError(
+                f"{operation}: the weight {min(self.scales).rpartition('.')[0]!r} is quantized, of which transformers "
+                "writes and reads folders itself: save the adapter, or model.state_dict(), and load quantized folders by "
+                "from_pretrained in smp.delay_param_initialization()"
+            )
+
     def check_made(self, operation: str) -> None:
         """Raise :class:`CheckpointError` if weights of few bits are not made yet, so that nothing can be put there."""
         if any(named.is_here and named.tensor.is_meta for named in self.every):

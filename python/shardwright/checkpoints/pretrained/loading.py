@@ -57,6 +57,7 @@ class _Loading:
         self._model = model
         self._folder = Folder(path)
         self._tensors = ModelTensors(runtime, model)
+        self._tensors.refuse_few_bits(_OPERATION)
         #: By name in the model, the name in the files.
         self._names: dict[str, str] = {}
         self._is_loaded = False

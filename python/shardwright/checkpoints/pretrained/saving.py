@@ -51,6 +51,7 @@ def save_pretrained(
         runtime[Updates].check_whole(_OPERATION)
         model.placement.deferred_loads.run(model.module)
         tensors = ModelTensors(runtime, model)
+        tensors.refuse_few_bits(_OPERATION)
         part.add_model(tensors)
         part.about = {"aliases": tensors.aliases, "content": None, "extra_states": {}}
         part.about["request"] = [target, _bytes_of(max_shard_size)]
