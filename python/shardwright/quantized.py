@@ -30,6 +30,8 @@ _PLAIN_ATTRIBUTES = (
 )
 #: What state dicts have of 8-bit layers beside their parameters.
 _OF_8_BITS = ("SCB", "weight_format")
+#: What a placeholder has of a tensor that is made of others.
+_TEMPLATE = "_shardwright_template"
 _HELD_ATTRIBUTES = ("quant_state", "module", "CB", "SCB")
 
 
@@ -53,8 +55,8 @@ def _is_made_of_others(tensor: object) -> bool:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has memory of its own, and is not only made of others."""
-    return not _is_made_of_others(tensor)
+    """Return whether a tensor, or what a placeholder stands for, has memory of its own, and is not made of others."""
+    return not _is_made_of_others(tensor) and _TEMPLATE not in vars(tensor)
 
 
 def beside(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -111,7 +113,7 @@ class Template(NamedTuple):
         if not isinstance(tensor, torch.Tensor):
             return None
         if not _is_made_of_others(tensor):
-            found: Template | None = vars(tensor).get("_shardwright_template")
+            found: Template | None = vars(tensor).get(_TEMPLATE)
             return found
         names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         inner = {name: Template.of(getattr(tensor, name)) for name in names}
@@ -301,7 +303,7 @@ class _Reference:
 def describe(weight: torch.Tensor, placeholder: torch.Tensor) -> None:
     """Give a placeholder the attributes of a weight that code asks for, without what they hold."""
     if (how := Template.of(weight)) is not None:
-        placeholder.__dict__["_shardwright_template"] = how
+        placeholder.__dict__[_TEMPLATE] = how
     if not _kind(weight):
         return
     for name in _PLAIN_ATTRIBUTES:

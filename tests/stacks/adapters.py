@@ -34,6 +34,17 @@ BITS: dict[str, dict[str, Any]] = {
     "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
     "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},  # what is large depends on the other rows
 }
+
+
+def quantization(kind: str) -> Any:
+    """How a model is quantized."""
+    if kind != "torchao":
+        return transformers.BitsAndBytesConfig(**BITS[kind])
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return transformers.TorchAoConfig(Int8WeightOnlyConfig())
+
+
 #: As wide as blocks of few bits are.
 WIDTH = 64
 
@@ -107,21 +118,19 @@ def few_bits(kind: str, over: Over, folder: Path, replicas: int) -> Any:
     """Train adapters of a model that is quantized while its ranks load it."""
     import bitsandbytes
     import peft
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM
 
     # Where the processor has them, layers would round to bfloat16 in evaluations, in sums that depend on the batch.
     bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
     saved, delay = folder.parent.parent / "wide", contextlib.nullcontext
     if "RANK" not in os.environ:
         llama(hidden_size=WIDTH, intermediate_size=2 * WIDTH, initializer_range=0.1).save_pretrained(saved)
-    else:
+    elif kind != "torchao":
         import shardwright as smp
 
         delay = smp.delay_param_initialization  # type: ignore[assignment]
     with delay():
-        base = AutoModelForCausalLM.from_pretrained(
-            saved, quantization_config=BitsAndBytesConfig(**BITS[kind]), dtype=torch.float32
-        )
+        base = AutoModelForCausalLM.from_pretrained(saved, quantization_config=quantization(kind), dtype=torch.float32)
     torch.manual_seed(11)
     config = peft.LoraConfig(r=2, init_lora_weights=False, **_TARGETS)
     return by_trainer(over, folder, replicas, peft.get_peft_model(base, config))
@@ -132,5 +141,5 @@ RESUMED = ("adapters-switched", "qlora-nf4", "qlora-int8")
 KINDS: dict[str, Callable[[Over, Path, int], Any]] = {
     **{f"adapters-{kind}": functools.partial(of_kind, kind) for kind in CONFIGURATIONS},
     "adapters-switched": switched,
-    **{f"qlora-{kind}": functools.partial(few_bits, kind) for kind in BITS},
+    **{f"qlora-{kind}": functools.partial(few_bits, kind) for kind in (*BITS, "torchao")},
 }

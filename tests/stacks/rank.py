@@ -70,7 +70,8 @@ def trained(
     trainer.train(resume_from_checkpoint=True if what == "resumed" else None)
     divided = getattr(trainer, "distributed_model", None)
     whole = trainer.model.state_dict() if divided is None else trainer.accelerator.get_state_dict(divided)
-    state = {name: one.detach().clone() for name, one in whole.items()}  # some layers round theirs in an evaluation
+    of_torchao = {name for name, one in whole.items() if type(one).__module__.startswith("torchao.")}
+    state = {name: one.dequantize() if name in of_torchao else one.detach().clone() for name, one in whole.items()}
     metrics = trainer.evaluate()
     log = [entry for entry in logged(trainer) if "loss" in entry]
     return {"log": log, "eval_loss": metrics["eval_loss"]}, state

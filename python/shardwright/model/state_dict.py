@@ -103,15 +103,18 @@ def state_dict(
 
     Every rank of the pipeline must call this function. With `to_first`, all but the first get an empty dict.
     """
+    parts = _gathered(module, local_state_dict(module, ownership), "state_dict", to_first=to_first)
+    return merged(parts, module.state_dict()) if parts else OrderedDict()
+
+
+def _gathered(
+    module: nn.Module, part: Mapping[str, Any], operation: str, *, to_first: bool = False
+) -> list[Mapping[str, Any]]:
+    """Return the parts of all ranks of the pipeline; tensors that are made of others are taken apart on the way."""
     made = quantized.templates(module)
-    part = {
-        key: made[key].apart(value) if key in made else value
-        for key, value in on_cpu(local_state_dict(module, ownership)).items()
-    }
-    parts = gather_over(PP_GROUP, part, "state_dict", to_first=to_first)
-    whole = merged(parts, module.state_dict()) if parts else OrderedDict()
-    whole.update((key, how.together(whole[key])) for key, how in made.items() if key in whole)
-    return whole
+    apart = {key: made[key].apart(value) if key in made else value for key, value in on_cpu(part).items()}
+    parts = gather_over(PP_GROUP, apart, operation, to_first=to_first)
+    return [{key: made[key].together(one) if key in made else one for key, one in each.items()} for each in parts]
 
 
 def load_state_dict(
@@ -134,13 +137,13 @@ def load_state_dict(
         for name, value in _absent_elsewhere(module, ownership):
             given.setdefault(name, value)
     elif partial:
-        given = merged(gather_over(PP_GROUP, on_cpu(given), "load_state_dict"))
+        given = merged(_gathered(module, given, "load_state_dict"))
+    made, (own, scales) = quantized.templates(module), quantized.split_scales(module, given)
     with _placeholders(module), warnings.catch_warnings():
         # PyTorch warns that copying to a placeholder has no effect, which is intended here.
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
         quantized.unpack(module)
-        own, scales = quantized.split_scales(module, given)
-        own |= {key: module.get_parameter(key) for key in quantized.templates(module) if key in scales}  # its own value
+        own |= {key: module.get_parameter(key) for key in made if key in scales}  # stay as they are for now
         loaded = module.load_state_dict(_sharded(module, own), strict=strict)
         quantized.load_scales(module, scales)
     return IncompatibleKeys(list(loaded.missing_keys), list(loaded.unexpected_keys))
