@@ -61,7 +61,8 @@ def each_rank_reads_what_it_owns(folder: Path, target: str) -> None:
     with smp.delay_param_initialization():
         module = made()
     delayed = {id(one) for one in module.parameters() if is_delayed(one)}
-    assert delayed and not READ, READ
+    assert delayed
+    assert not READ
     model = smp.DistributedModel(module)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
     updates = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)

@@ -112,8 +112,8 @@ class ModelTensors:
         if self.scales:
             raise CheckpointError(
                 f"{operation}: the weight {min(self.scales).rpartition('.')[0]!r} is quantized, of which transformers "
-                "writes and reads folders itself: save the adapter, or model.state_dict(), and load quantized folders by "
-                "from_pretrained in smp.delay_param_initialization()"
+                "writes and reads folders itself: save the adapter, or model.state_dict(), and load quantized folders "
+                "by from_pretrained in smp.delay_param_initialization()"
             )
 
     def check_made(self, operation: str) -> None:
