@@ -141,7 +141,7 @@ def _quantized_in_parts(value: torch.Tensor, known: Mapping[str, Any]) -> tuple[
     functional: Any = importlib.import_module("bitsandbytes.functional")
     options = {name: known[name] for name in ("blocksize", "quant_type", "quant_storage")}
     flat, packed, scales, state = value.contiguous().reshape(-1), [], [], None
-    for part in flat.split(_ELEMENTS):
+    for part in torch.split(flat, _ELEMENTS):
         few, state = functional.quantize_4bit(part, compress_statistics=False, **options)
         packed.append(few)
         scales.append(state.absmax)

@@ -57,7 +57,8 @@ class _Opened:
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """A tensor that is read when it is needed."""
-        return self.get_slice(name)[...]
+        read: torch.Tensor = self.get_slice(name)[...]
+        return read
 
     def __enter__(self) -> _Opened:
         return self

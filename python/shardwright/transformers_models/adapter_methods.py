@@ -57,7 +57,7 @@ def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Di
     installed.enter_context(replaced(BaseTunerLayer, _OF_LAYERS))
     installed.enter_context(replaced(AuxiliaryTrainingWrapper, _OF_WRAPPERS))
     installed.enter_context(replaced(torch_checkpoint, {GENERATOR: _checkpoint_generator}))
-    tables = {
+    tables: dict[Any, Mapping[str, Callable[..., Any]]] = {
         peft.PeftModel: {"forward": _forward_of_model},
         BaseTuner: {"set_adapter": _set_adapter_of_tuner, "_enable_peft_forward_hooks": _enable_peft_forward_hooks},
         BaseTunerLayer: _METHODS_OF_LAYERS,
@@ -71,16 +71,17 @@ def install(module: nn.Module, model_id: int, installed: ExitStack, adapters: Di
 
 def _unshare_tables(parts: Sequence[nn.Module]) -> None:
     """Give layers that share a table of buffers one of their own, with the same tensors: they may be on other ranks."""
-    from peft.tuners._buffer_dict import BufferDict
+    from peft.tuners import _buffer_dict
 
+    kind: Any = _buffer_dict.BufferDict
     seen: set[int] = set()
     for part in parts:
         for name, table in part._modules.items():
-            if not isinstance(table, BufferDict):
+            if not isinstance(table, kind):
                 continue
             if id(table) in seen:
-                own = BufferDict(persistent=table.persistent)
-                own.update(dict(table.items()))
+                own = kind(persistent=table.persistent)
+                own.update(dict(table._buffers))
                 part._modules[name] = own
             seen.add(id(table))
 
@@ -318,7 +319,7 @@ _OF_WRAPPERS = {
     "active_adapter": _Replaced(_active_adapter),
     "active_adapters": _Replaced(_active_adapters),
 }
-_METHODS_OF_LAYERS = {
+_METHODS_OF_LAYERS: Mapping[str, Callable[..., Any]] = {
     "set_adapter": _set_adapter_of_layer,
     "enable_adapters": _enable_adapters_of_layer,
     "forward": _forward_of_layer,

@@ -184,8 +184,8 @@ def _encoded(switches: Mapping[_Part, Switch]) -> list[Any]:
 def _decoded(told: Sequence[Any]) -> dict[_Part, Switch]:
     found: dict[_Part, Switch] = {}
     for model, values, numbers in told:
-        disabled, active, frozen, rows = (tuple(value) if isinstance(value, list) else value for value in values)
-        switched = Switch(disabled, active, frozen, rows)
+        given: list[Any] = [tuple(value) if isinstance(value, list) else value for value in values]
+        switched = Switch(*given)
         for number in range(_counts[model]) if numbers is None else numbers:
             found[_Part(model, number)] = switched
     return found
