@@ -45,7 +45,7 @@ enum Verb {
     /// Run a script as the ranks of a job: run --ranks 2 SCRIPT.
     #[command(disable_help_flag = true)]
     Run(RunArguments),
-    /// Print what a configuration of accelerate or DeepSpeed becomes here: convert FILE.
+    /// Print what the file of `accelerate config` becomes here: convert FILE.
     #[command(disable_help_flag = true)]
     Convert(RunArguments),
     /// Look at what this machine has of what a job needs, and say what to do.
