@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.model.buffers import SavedBuffers
+from shardwright.model.hooks import DeferredLoads
 from shardwright.model.sentinel import Sentinel, is_sentinel, release
 from shardwright.step.transaction import StepTransaction
 
@@ -21,6 +22,7 @@ class FakePlacement:
         self.module = module
         self.replicas = self
         self.buffers = SavedBuffers()
+        self.deferred_loads = DeferredLoads()
         self.averages_microbatches = True
 
     def owned_tensors(self) -> Any:

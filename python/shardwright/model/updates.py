@@ -157,7 +157,7 @@ class Updates:
     def check(self) -> None:
         """Raise if steps are refused: an update has failed on this rank, or ranks may differ since an earlier step."""
         self.check_whole("smp.step")
-        if self._begun:
+        if self._begun and self._runtime.place.launch.world_size > 1:  # alone, an update is whole or has raised
             name = next(iter(self._begun.values()))
             self.refuse(f"{name}.step() failed on rank {self._runtime.place.rank} on host {socket.gethostname()!r}")
             self._begun.clear()
