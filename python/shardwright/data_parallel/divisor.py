@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -151,38 +151,42 @@ def exchange(
 def _check_trained(runtime: Runtime, trained: Mapping[int, Trained]) -> None:
     """Check that all ranks that hold the same parameters of a model, or parts of them, train the same ones."""
     place = runtime.place
-    for model in trained[place.rank]:
-        for number, ranks in enumerate((place.dp_ranks, place.rdp_ranks, place.dp_ranks)):
-            own = trained[place.rank][model][0][number]
-            others = [rank for rank in ranks if model in trained[rank] and trained[rank][model][0][number] != own]
-            if others:
-                changes = {rank: trained[rank][model][1] for rank in ranks if model in trained[rank]}
-                told = "; ".join(f"on rank {rank} {text}" for rank, text in changes.items() if text)
-                raise ShardwrightError(
-                    f"step {runtime.step.number}: all data-parallel ranks have to train the same parameters, from the "
-                    f"first pass of an accumulation to the optimizer's step, and those of model {model} differ between "
-                    f"rank {place.rank} and ranks {others}. Last trained: {told or 'as at first'}. Freeze, unfreeze "
-                    "and replace parameters on all ranks alike"
-                )
+    for model, others, told in _differing(place.rank, (place.dp_ranks, place.rdp_ranks, place.dp_ranks), trained):
+        raise ShardwrightError(
+            f"step {runtime.step.number}: all data-parallel ranks have to train the same parameters, from the "
+            f"first pass of an accumulation to the optimizer's step, and those of model {model} differ between "
+            f"rank {place.rank} and ranks {others}. Last trained: {told}. Freeze, unfreeze "
+            "and replace parameters on all ranks alike"
+        )
 
 
 def _check_buffers(runtime: Runtime, buffers: Mapping[int, Buffers]) -> None:
     """Check that all ranks that hold the same buffers of a model, or parts of them, have the same ones."""
     place = runtime.place
-    for model in buffers[place.rank]:
-        for number, ranks in enumerate((place.dp_ranks, place.rdp_ranks)):
-            own = buffers[place.rank][model][0][number]
-            others = [rank for rank in ranks if model in buffers[rank] and buffers[rank][model][0][number] != own]
+    for model, others, told in _differing(place.rank, (place.dp_ranks, place.rdp_ranks), buffers):
+        raise ShardwrightError(
+            f"step {runtime.step.number}: the first data-parallel rank sends its buffers to the others before "
+            f"each training step, so all of them have to have the same ones, and those of model {model} differ "
+            f"between rank {place.rank} and ranks {others}. Last changed: {told}. Register "
+            "and set buffers on all ranks alike, with the same shapes and dtypes, or wrap the model with "
+            "broadcast_buffers=False"
+        )
+
+
+def _differing(
+    here: int, groups: Sequence[Sequence[int]], said: Mapping[int, Mapping[int, tuple[tuple[str, ...], str]]]
+) -> Iterator[tuple[int, list[int], str]]:
+    """Yield each model of which ranks of a group say something else than this one, those ranks, and the last changes.
+
+    Of a model a rank says one digest for each group, and its last change in words.
+    """
+    for model, (digests, _) in said[here].items():
+        for number, ranks in enumerate(groups):
+            having = [rank for rank in ranks if model in said[rank]]
+            others = [rank for rank in having if said[rank][model][0][number] != digests[number]]
             if others:
-                changes = {rank: buffers[rank][model][1] for rank in ranks if model in buffers[rank]}
-                told = "; ".join(f"on rank {rank} {text}" for rank, text in changes.items() if text)
-                raise ShardwrightError(
-                    f"step {runtime.step.number}: the first data-parallel rank sends its buffers to the others before "
-                    f"each training step, so all of them have to have the same ones, and those of model {model} differ "
-                    f"between rank {place.rank} and ranks {others}. Last changed: {told or 'as at first'}. Register "
-                    "and set buffers on all ranks alike, with the same shapes and dtypes, or wrap the model with "
-                    "broadcast_buffers=False"
-                )
+                told = "; ".join(f"on rank {rank} {text}" for rank in having if (text := said[rank][model][1]))
+                yield model, others, told or "as at first"
 
 
 def check_digests(runtime: Runtime, digests: Mapping[int, tuple[str, str]]) -> None:
