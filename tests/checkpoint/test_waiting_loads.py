@@ -5,7 +5,7 @@ Ranks are threads of one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from torch import nn
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 
 WIDTH = 3
 BATCH = torch.linspace(-1, 1, 4 * WIDTH, dtype=torch.float64).view(4, WIDTH)
@@ -85,12 +85,7 @@ class Divided:
         return {name: one.detach().clone() for name, one in named if not is_sentinel(one)}
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(2)
-        yield made
-        made.close()
+job = job_fixture(2)
 
 
 @pytest.fixture(scope="module")
